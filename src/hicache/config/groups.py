@@ -1,0 +1,160 @@
+"""Every setting stands here once, with its default, bounds and help; a group that exists does not contradict itself."""
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+
+from hicache.config.explain import one_line, redact
+from hicache.config.sizes import Size, format_size
+from hicache.errors import ConfigError
+
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+_URL_SCHEME = re.compile(r"[a-z][a-z0-9+.-]*:")
+_URL_CAP = re.compile(r"[?&]cap=")
+
+
+def _user_cache_folder() -> Path:
+    root = os.environ.get("XDG_CACHE_HOME")
+    return (Path(root) if root else Path.home() / ".cache") / "hicache"
+
+
+class Group(BaseModel):
+    """Frozen settings that are checked as a whole: a ConfigError of one line says what to change."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _explain(cls, values: Any, handler: ModelWrapValidatorHandler[Self], info: ValidationInfo) -> Self:
+        try:
+            return handler(values)
+        except ValidationError as error:
+            raise ConfigError(one_line(error, cls.model_fields, info.context or {})) from None
+
+    def replace(self, **changes: Any) -> Self:
+        """These settings with some others, checked again."""
+        return type(self)(**{**dict(self), **changes})
+
+    def describe(self) -> str:
+        """The effective settings as TOML, secrets hidden."""
+        return "\n".join(_toml_lines(self.model_dump(mode="json")))
+
+
+class CacheConfig(Group):
+    """What a cache may use and how it behaves. Sizes are given as `2GiB`, `512MiB` or bytes, and held in bytes."""
+
+    device_size: Size = Field(1 << 30, gt=0, description="Device memory (L1) for all pools together.")
+    host_size: Size = Field(2 << 30, gt=0, description="Host memory (L2) for all pools together.")
+    host_arena: Literal["plain", "huge", "shared"] = Field(
+        "plain", description="Host memory from ordinary pages, from huge pages, or shared with other processes."
+    )
+    page_size: int = Field(16, gt=0, le=1024, description="Tokens per page: what is hashed, stored and evicted as one.")
+    storage_url: str | None = Field(
+        None, repr=False, description="Where pages are stored (L3), such as file:./store. Not set: nothing is stored."
+    )
+    storage_size: Size | None = Field(None, gt=0, description="The most bytes the store may hold. Not set: no limit.")
+    write_policy: Literal["write_through", "write_back"] = Field(
+        "write_through", description="Copy pages to host memory when they are computed, or when they are evicted."
+    )
+    eviction_policy: Literal["lru"] = Field("lru", description="Which pages go first when a tier is full.")
+    transfer_workers: int = Field(2, gt=0, le=64, description="Threads that copy between tiers.")
+    transfer_timeout_s: Seconds = Field(30.0, description="A copy that takes longer is given up, in seconds.")
+    prefetch_timeout_s: Seconds = Field(10.0, description="How long a request waits for its stored pages, in seconds.")
+    prefetch_batch_pages: int = Field(32, gt=0, description="Pages that are fetched from the store in one call.")
+
+    @field_validator("storage_url")
+    @classmethod
+    def _has_scheme(cls, url: str | None) -> str | None:
+        if url is not None and not _URL_SCHEME.match(url):
+            raise ValueError("say which kind of store it is, as in file:./store")
+        return url
+
+    @model_validator(mode="after")
+    def _storage_size_needs_a_store(self, info: ValidationInfo) -> Self:
+        if self.storage_size is None:
+            return self
+        said = f"{_label('storage_size', info)}={format_size(self.storage_size)}"
+        if self.storage_url is None:
+            raise ConfigError(
+                f"{said}: there is no store to limit; set storage_url, as in file:./store, or leave it out"
+            )
+        if _URL_CAP.search(self.storage_url):
+            raise ConfigError(f"{said}: storage_url has a cap too; give the limit once, here or there")
+        return self
+
+
+class ServeConfig(Group):
+    """What `hicache serve` and `hicache demo` run, and where they listen."""
+
+    model: str = Field(
+        "HuggingFaceTB/SmolLM2-135M-Instruct",
+        min_length=1,
+        description="A folder or a hub id of a transformers checkpoint.",
+    )
+    host: str = Field(
+        "127.0.0.1", min_length=1, description="The address to listen on; the default is this machine only."
+    )
+    port: int = Field(8000, ge=0, le=65535, description="The port to listen on; 0 takes any free one.")
+    dtype: Literal["float32", "bfloat16"] = Field("float32", description="What the model computes and caches in.")
+    max_running: int = Field(16, gt=0, le=1024, description="Requests that are computed at the same time.")
+    max_model_len: int | None = Field(
+        None, gt=1, description="The most tokens of a prompt and its answer. Not set: what the model allows."
+    )
+    chunk_tokens: int = Field(512, gt=0, description="The most prompt tokens that one step computes.")
+    threads: int | None = Field(None, gt=0, description="Threads that the model computes with. Not set: torch decides.")
+    cache_folder: Path = Field(
+        default_factory=_user_cache_folder,
+        description="Where converted models and the demo's store are kept.",
+    )
+
+    @field_validator("cache_folder")
+    @classmethod
+    def _expand(cls, folder: Path) -> Path:
+        return folder.expanduser().absolute()
+
+
+class Settings(Group):
+    """All settings of a process, one group per table of the TOML file."""
+
+    cache: CacheConfig = Field(default_factory=CacheConfig)
+    serve: ServeConfig = Field(default_factory=ServeConfig)
+
+    @model_validator(mode="after")
+    def _a_chunk_holds_a_page(self, info: ValidationInfo) -> Self:
+        chunk_tokens, page_size = self.serve.chunk_tokens, self.cache.page_size
+        if chunk_tokens < page_size:
+            raise ConfigError(
+                f"{_label('chunk_tokens', info)}={chunk_tokens}: at least page_size, which is {page_size}"
+            )
+        return self
+
+
+def _label(field: str, info: ValidationInfo) -> str:
+    labels: dict[str, str] = info.context or {}
+    return labels.get(field, field)
+
+
+def _toml_lines(settings: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in settings.items():
+        if value is None:
+            yield f"# {name} is not set"
+        elif isinstance(value, dict):
+            yield f"[{name}]"
+            yield from _toml_lines(value)
+        else:
+            yield f"{name} = {json.dumps(redact(value) if isinstance(value, str) else value)}"
