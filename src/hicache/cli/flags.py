@@ -1,0 +1,36 @@
+"""The flags of a command come from the settings: each has its environment name and default in its help."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from hicache.config import OPTIONS, Option, Settings, load_settings, unknown_variables
+
+_GROUP_TITLES = {"cache": "cache (TOML table [cache])", "serve": "model and server (TOML table [serve])"}
+
+
+def add_settings(parser: argparse.ArgumentParser) -> None:
+    """Give the command every setting as a flag, and `--config` for the TOML file."""
+    parser.add_argument("--config", type=Path, metavar="FILE", help="TOML file with settings [HICACHE_CONFIG]")
+    groups = {name: parser.add_argument_group(title) for name, title in _GROUP_TITLES.items()}
+    for option in OPTIONS:
+        _add(groups[option.group], option)
+
+
+def settings_from(arguments: argparse.Namespace) -> Settings:
+    """The settings of this call; variables that look like settings and are none are named on stderr."""
+    given = vars(arguments)
+    flags = {option.field: given[option.field] for option in OPTIONS if option.field in given}
+    settings = load_settings(flags, config_file=arguments.config)
+    if unknown := unknown_variables():
+        print(f"hicache: ignored, since these are no settings: {', '.join(unknown)}", file=sys.stderr)
+    return settings
+
+
+def _add(group: argparse._ArgumentGroup, option: Option) -> None:
+    default = "" if option.default is None else f" (default: {option.default})"
+    text = f"{option.help}{default} [{option.variable}]".replace("%", "%%")
+    if option.flag.startswith("--"):
+        group.add_argument(option.flag, dest=option.field, default=argparse.SUPPRESS, metavar="VALUE", help=text)
+    else:
+        group.add_argument(option.field, nargs="?", default=argparse.SUPPRESS, metavar=option.flag, help=text)

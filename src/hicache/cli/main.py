@@ -1,0 +1,83 @@
+"""Every failure that a user can mend ends in one line on stderr: status 2 for a setting, 1 for anything else."""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import hicache
+from hicache.cli.flags import add_settings, settings_from
+from hicache.errors import CacheError, ConfigError
+
+Command: TypeAlias = Callable[[argparse.Namespace], int]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; the exit status comes back."""
+    arguments = _parser().parse_args(argv)
+    command: Command = arguments.command
+    try:
+        return command(arguments)
+    except ConfigError as error:
+        return _fail(str(error), status=2)
+    except CacheError as error:
+        return _fail(str(error), status=1)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] == "hicache":
+            raise
+        return _fail(f'{error.name} is not installed; try: pip install "hicache[server]"', status=1)
+    except KeyboardInterrupt:
+        return 130
+
+
+def _fail(message: str, *, status: int) -> int:
+    print(f"hicache: {message}", file=sys.stderr)
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("hicache", description=hicache.__doc__, allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"hicache {hicache.__version__}")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+
+    demo = commands.add_parser("demo", help="show on a real model what each tier saves", allow_abbrev=False)
+    demo.add_argument("--json", action="store_true", help="print the rows as JSON")
+    add_settings(demo)
+    demo.set_defaults(command=_demo)
+
+    serve = commands.add_parser("serve", help="serve a model with an OpenAI-compatible API", allow_abbrev=False)
+    add_settings(serve)
+    serve.set_defaults(command=_serve)
+
+    bench = commands.add_parser("bench", help="measure a part of hicache", allow_abbrev=False)
+    parts = bench.add_subparsers(title="parts", required=True, metavar="PART")
+    tree = parts.add_parser("tree", help="match, insert and evict on a large tree", allow_abbrev=False)
+    tree.add_argument("--page", type=int, default=64, metavar="TOKENS", help="tokens per page (default: 64)")
+    tree.add_argument("--json", action="store_true", help="print the figures as JSON")
+    tree.set_defaults(command=_bench_tree)
+    return parser
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    settings = settings_from(arguments)
+    from hicache.cli.demo import run_demo
+
+    return run_demo(settings, arguments.json)
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    settings = settings_from(arguments)
+    from hicache.server import run
+
+    print(settings.describe(), file=sys.stderr)
+    return run(settings)
+
+
+def _bench_tree(arguments: argparse.Namespace) -> int:
+    if arguments.page < 1:
+        raise ConfigError(f"--page={arguments.page}: at least one token")
+    from hicache.bench.tree import run
+
+    print(json.dumps(run(arguments.page), indent=None if arguments.json else 2))
+    return 0
