@@ -164,6 +164,7 @@ class TensorPlace:
     def of_tensor(
         cls,
         spec: TensorSpec,
+        slots: int,
         tokens_per_slot: int,
         *,
         buffer: int,
@@ -171,19 +172,21 @@ class TensorPlace:
         shape: Sequence[int],
         strides_bytes: Sequence[int],
     ) -> "TensorPlace":
-        """The place of an engine's tensor.
+        """The place of an engine's tensor, whose axes are in the order of the spec, whatever their strides.
 
         Its shape is [slots, tokens_per_slot, *spec.shape] or [slots * tokens_per_slot, *spec.shape]; a state tensor
         ([slots, *spec.shape]) is the second form with one token per slot. Raises ConfigError for any other shape.
         """
         strides = tuple(strides_bytes)
-        if tuple(shape[1:]) == (tokens_per_slot, *spec.shape):
+        paged = (slots, tokens_per_slot, *spec.shape)
+        flat = (slots * tokens_per_slot, *spec.shape)
+        if tuple(shape) == paged:
             return cls(buffer, offset_bytes, strides)
-        if tuple(shape[1:]) == spec.shape and shape[0] % tokens_per_slot == 0:
+        if tuple(shape) == flat:
             return cls(buffer, offset_bytes, (strides[0] * tokens_per_slot, *strides))
         raise ConfigError(
-            f"tensor {spec.name!r} has shape {tuple(shape)}; it must be [slots, {tokens_per_slot}, *{spec.shape}] or"
-            f" [slots * {tokens_per_slot}, *{spec.shape}]: permute the view you register, or reshape the tensor"
+            f"tensor {spec.name!r} has shape {tuple(shape)}; it must be {paged} or {flat}:"
+            " permute the view you register, or reshape the tensor"
         )
 
 

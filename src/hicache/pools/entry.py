@@ -10,8 +10,7 @@ from hicache.pools.host import HostPool
 from hicache.pools.slots import SlotAllocator
 from hicache.units import DeviceSlots, HostSlots, Int32Array, PoolName, Tier
 
-
-FULL = Full()
+_FULL = Full()
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +41,7 @@ class PoolEntry:
     device_pool: DevicePool
     layer_mapper: Callable[[int], int | None]
     is_primary_index_anchor: bool = False
-    coverage: Coverage = FULL
+    coverage: Coverage = _FULL
     derived_from: PoolName | None = None
     host_evict_fn: Callable[[int], None] | None = None
     host_evictable_fn: Callable[[], int] | None = None

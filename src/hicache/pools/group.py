@@ -9,7 +9,7 @@ from hicache.errors import ClosedError, ConfigError, InvariantError
 from hicache.layout import PackedLayout
 from hicache.pools.entry import PoolEntry, SlotSide
 from hicache.pools.host import HostPool
-from hicache.pools.registration import GroupCapabilities, check_entry, combined_capabilities, pool_layers
+from hicache.pools.registration import GroupCapabilities, check_entry, combined_capabilities
 from hicache.pools.reservation import Reservation
 from hicache.pools.resolve import plan_resolution
 from hicache.pools.transfers import PoolTransfer, without_holes
@@ -108,10 +108,6 @@ class HostPoolGroup:
         """Layout of the anchor's host page."""
         return self.anchor_entry.host_pool.layout
 
-    def pool_layers(self, name: PoolName) -> Mapping[int, tuple[int, ...]]:
-        """For each model layer that brings layers of this pool: which of the pool's layers those are."""
-        return pool_layers(self.get_entry(name), self._layer_count)
-
     def derived_transfers(self, sources: Iterable[PoolName]) -> tuple[PoolTransfer, ...]:
         """An unresolved transfer for every pool that lives at the slots of one of `sources`, to go along with them."""
         wanted = tuple(sources)
@@ -203,7 +199,7 @@ class HostPoolGroup:
                 raise InvariantError(f"derived pool {entry.name!r} has slots of its own: {entry.host_pool.taken()}")
 
     def close(self) -> None:
-        """Destroys every host pool once and returns the memory; closing again does nothing, other use raises ClosedError."""
+        """Destroys every host pool once and returns the memory; closing again does nothing, later use raises."""
         if self._closed:
             return
         self._closed = True

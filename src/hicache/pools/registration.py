@@ -26,19 +26,13 @@ def combined_capabilities(entries: Iterable[PoolEntry]) -> GroupCapabilities:
     )
 
 
-def pool_layers(entry: PoolEntry, layer_count: int) -> Mapping[int, tuple[int, ...]]:
-    """For each model layer that brings layers of this pool, which those are.
+def first_uses(entry: PoolEntry, layer_count: int) -> tuple[int | None, ...]:
+    """For each model layer, the layer of this pool that has to be there from then on, or None when it needs no new one.
 
-    A pool layer that several model layers use comes with the first of them.
+    A pool layer that several model layers use is named for the first of them.
     """
-    seen: set[int] = set()
-    brought: dict[int, tuple[int, ...]] = {}
-    for layer in range(layer_count):
-        own = entry.layer_mapper(layer)
-        if own is not None and own not in seen:
-            seen.add(own)
-            brought[layer] = (own,)
-    return brought
+    mapped = [entry.layer_mapper(layer) for layer in range(layer_count)]
+    return tuple(own if own not in mapped[:layer] else None for layer, own in enumerate(mapped))
 
 
 def check_entry(entry: PoolEntry, others: Mapping[PoolName, PoolEntry], layer_count: int) -> None:
@@ -112,10 +106,10 @@ def _check_layout(entry: PoolEntry) -> None:
 
 def _check_layers(entry: PoolEntry, layer_count: int) -> None:
     there = len(entry.device_pool.geometry.layers)
-    reached = {own for layers in pool_layers(entry, layer_count).values() for own in layers}
-    if reached != set(range(there)):
+    reached = sorted(own for own in first_uses(entry, layer_count) if own is not None)
+    if reached != list(range(there)):
         raise ConfigError(
-            f"the layer mapper of pool {entry.name!r} reaches its layers {sorted(reached)} over {layer_count} model"
+            f"the layer mapper of pool {entry.name!r} reaches its layers {reached} over {layer_count} model"
             f" layers; it must reach each of its {there} layers"
         )
 

@@ -1,0 +1,1 @@
+"""Device pools: the only place that knows how an engine holds its tensors. Importing it imports no torch."""
