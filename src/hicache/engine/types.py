@@ -1,0 +1,66 @@
+"""What goes into the engine and what comes out of it: frozen values, without torch."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from hicache.errors import ConfigError
+
+FinishReason: TypeAlias = Literal["stop", "length", "abort", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens are chosen and when to stop. Temperature 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 are off.
+
+    One seed gives the same tokens for the same prompt whatever else runs; None takes a random one. Raises ConfigError
+    for a value out of range.
+    """
+
+    max_tokens: int
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        _require(self.max_tokens >= 1, "max_tokens", self.max_tokens, "1 or more")
+        _require(0.0 <= self.temperature < float("inf"), "temperature", self.temperature, "0 or more")
+        _require(0.0 < self.top_p <= 1.0, "top_p", self.top_p, "above 0 and at most 1")
+        _require(self.top_k >= 0, "top_k", self.top_k, "0 or more")
+        _require(0.0 <= self.min_p <= 1.0, "min_p", self.min_p, "between 0 and 1")
+        _require(all(self.stop), "stop", self.stop, "without empty strings")
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of one request. `cached_tokens` has `device`, `host` and `storage`, together at most the prompt."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A piece of an answer. `text` may lag behind `token_ids` while a character or a stop string is incomplete.
+
+    Only the last chunk has a finish reason and a usage; `error` comes with the reason "error". `ttft_s` is on the
+    chunk of the first token: seconds since the request was submitted.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None = None
+    usage: Usage | None = None
+    error: str | None = None
+    ttft_s: float | None = None
+
+
+def _require(holds: bool, name: str, value: object, right: str) -> None:
+    if not holds:
+        raise ConfigError(f"{name}={value}: it must be {right}")
