@@ -28,6 +28,8 @@ class HostPoolGroup:
             raise ConfigError(f"a model has {layer_count} layers; there must be at least 1")
         self._layer_count = layer_count
         self._entries: dict[PoolName, PoolEntry] = {}
+        self._ordered: tuple[PoolEntry, ...] = ()
+        self._sides: dict[tuple[PoolName, Tier], SlotSide] = {}
         self._capabilities = GroupCapabilities(staged_write_back=False, zero_copy_storage=False)
         self._sealed = False
         self._closed = False
@@ -45,6 +47,7 @@ class HostPoolGroup:
             )
         check_entry(entry, self._entries, self._layer_count)
         self._entries[entry.name] = entry
+        self._ordered = _anchor_first(tuple(self._entries.values()))
         self._capabilities = combined_capabilities(self._entries.values())
 
     @property
@@ -60,18 +63,14 @@ class HostPoolGroup:
     @property
     def entries(self) -> tuple[PoolEntry, ...]:
         """Every entry, the anchor first, then in the order of registration."""
-        if not self._entries:
-            return ()
-        anchor = self.anchor_entry
-        return (anchor, *(entry for entry in self._entries.values() if entry is not anchor))
+        return self._ordered
 
     @property
     def anchor_entry(self) -> PoolEntry:
         """The entry marked as anchor, else the first. Raises ConfigError when there is none at all."""
-        if not self._entries:
+        if not self._ordered:
             raise ConfigError("the group has no pools; add an entry first")
-        marked = [entry for entry in self._entries.values() if entry.is_primary_index_anchor]
-        return marked[0] if marked else next(iter(self._entries.values()))
+        return self._ordered[0]
 
     @property
     def capabilities(self) -> GroupCapabilities:
@@ -118,7 +117,7 @@ class HostPoolGroup:
     def alloc(self, count: int, pool: PoolName | None = None) -> HostSlots | None:
         """`count` free host slots of a pool (by default the anchor), or None; evicts nothing."""
         self._require_open()
-        slots = self._entry_or_anchor(pool).side(Tier.HOST).alloc(count)
+        slots = self._side(self._entry_or_anchor(pool), Tier.HOST).alloc(count)
         if slots is None:
             return None
         self._sealed = self._sealed or count > 0
@@ -127,7 +126,7 @@ class HostPoolGroup:
     def free(self, slots: HostSlots, pool: PoolName | None = None) -> None:
         """Takes host slots of a pool (by default the anchor) back."""
         self._require_open()
-        self._entry_or_anchor(pool).side(Tier.HOST).free(slots)
+        self._side(self._entry_or_anchor(pool), Tier.HOST).free(slots)
 
     def reserve(self, demand: Mapping[PoolName, int], tier: Tier) -> Reservation | None:
         """Takes the slots that `demand` names in every pool, or none.
@@ -138,7 +137,7 @@ class HostPoolGroup:
         is taken and the error goes on.
         """
         self._require_open()
-        wanted = self._sides(demand, tier)
+        wanted = self._wanted(demand, tier)
         if any(count > side.available() + side.evictable() for _, side, count in wanted if count):
             return None
         for _, side, count in wanted:
@@ -214,13 +213,19 @@ class HostPoolGroup:
     def _entry_or_anchor(self, name: PoolName | None) -> PoolEntry:
         return self.anchor_entry if name is None else self.get_entry(name)
 
-    def _sides(self, demand: Mapping[PoolName, int], tier: Tier) -> list[tuple[PoolName, SlotSide, int]]:
+    def _side(self, entry: PoolEntry, tier: Tier) -> SlotSide:
+        side = self._sides.get((entry.name, tier))
+        if side is None:
+            side = self._sides[entry.name, tier] = entry.side(tier)
+        return side
+
+    def _wanted(self, demand: Mapping[PoolName, int], tier: Tier) -> list[tuple[PoolName, SlotSide, int]]:
         for name, count in demand.items():
             self.get_entry(name)
             if count < 0:
                 raise InvariantError(f"{count} slots asked of pool {name!r}")
-        ordered = [entry for entry in self.entries if entry.name in demand]
-        return [(entry.name, entry.side(tier), demand[entry.name]) for entry in ordered]
+        ordered = [entry for entry in self._ordered if entry.name in demand]
+        return [(entry.name, self._side(entry, tier), demand[entry.name]) for entry in ordered]
 
     def _take(self, wanted: Sequence[tuple[PoolName, SlotSide, int]], tier: Tier) -> Reservation | None:
         taken: dict[PoolName, Int32Array] = {}
@@ -239,7 +244,7 @@ class HostPoolGroup:
 
     def _give_back(self, slots: Mapping[PoolName, Int32Array], tier: Tier) -> None:
         for name, taken in slots.items():
-            self._entries[name].side(tier).free(taken)
+            self._side(self._entries[name], tier).free(taken)
 
     def _resolve(
         self, transfers: Sequence[PoolTransfer], tier: Tier, primary: PoolTransfer
@@ -261,3 +266,8 @@ class HostPoolGroup:
             if slots is not None and self.get_entry(transfer.name).derived_from is None:
                 found.setdefault(transfer.name, []).append(without_holes(slots))
         return {name: np.unique(np.concatenate(parts)) for name, parts in found.items()}
+
+
+def _anchor_first(entries: tuple[PoolEntry, ...]) -> tuple[PoolEntry, ...]:
+    anchor = next((entry for entry in entries if entry.is_primary_index_anchor), entries[0])
+    return (anchor, *(entry for entry in entries if entry is not anchor))
