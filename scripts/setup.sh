@@ -42,7 +42,7 @@ make_venv() {
 .venv/bin/python -m pip --version >/dev/null 2>&1 || make_venv
 
 say "installing hicache[$extras] into .venv; the first time takes some minutes"
-if ! .venv/bin/python -m pip install --quiet --disable-pip-version-check \
+if ! .venv/bin/python -m pip install -qq --disable-pip-version-check \
     --constraint constraints.txt --editable ".[$extras]" >&2; then
     say "the installation failed: pip says above what it lacks. What is there already is kept; run make again once it can go on."
     exit 1

@@ -1,3 +1,58 @@
-"""Importing hicache is quick: names are loaded when they are first used, and no engine, server or backend with them."""
+"""A cache for what an LLM has already computed, over device memory, host memory and storage.
+
+Names are loaded when they are first used: importing hicache is quick and pulls in no engine, server or backend.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from hicache.config import CacheConfig as CacheConfig
+    from hicache.coverage import Checkpoint as Checkpoint
+    from hicache.coverage import Coverage as Coverage
+    from hicache.coverage import Full as Full
+    from hicache.coverage import Window as Window
+    from hicache.errors import CacheError as CacheError
+    from hicache.errors import CapacityError as CapacityError
+    from hicache.errors import ClosedError as ClosedError
+    from hicache.errors import ConfigError as ConfigError
+    from hicache.errors import InvariantError as InvariantError
+    from hicache.errors import StorageError as StorageError
+    from hicache.errors import TransferError as TransferError
+    from hicache.keys import Namespace as Namespace
+    from hicache.pools import HostPoolGroup as HostPoolGroup
+    from hicache.pools import PoolEntry as PoolEntry
+    from hicache.pools import PoolTransfer as PoolTransfer
+    from hicache.units import Tier as Tier
+else:
+    _MODULE_OF: Final = {
+        "CacheConfig": "hicache.config",
+        "Checkpoint": "hicache.coverage",
+        "Coverage": "hicache.coverage",
+        "Full": "hicache.coverage",
+        "Window": "hicache.coverage",
+        "CacheError": "hicache.errors",
+        "CapacityError": "hicache.errors",
+        "ClosedError": "hicache.errors",
+        "ConfigError": "hicache.errors",
+        "InvariantError": "hicache.errors",
+        "StorageError": "hicache.errors",
+        "TransferError": "hicache.errors",
+        "Namespace": "hicache.keys",
+        "HostPoolGroup": "hicache.pools",
+        "PoolEntry": "hicache.pools",
+        "PoolTransfer": "hicache.pools",
+        "Tier": "hicache.units",
+    }
+    __all__ = ["__version__", *_MODULE_OF]
+
+    def __getattr__(name: str) -> object:
+        if name not in _MODULE_OF:
+            raise AttributeError(f"module 'hicache' has no attribute {name!r}")
+        exported = globals()[name] = getattr(import_module(_MODULE_OF[name]), name)
+        return exported
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

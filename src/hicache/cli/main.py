@@ -24,9 +24,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except CacheError as error:
         return _fail(str(error), status=1)
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] == "hicache":
+        missing = (error.name or "hicache").partition(".")[0]
+        if missing == "hicache":
             raise
-        return _fail(f'{error.name} is not installed; try: pip install "hicache[server]"', status=1)
+        return _fail(f'{missing} is not installed; try: pip install "hicache[server]"', status=1)
     except KeyboardInterrupt:
         return 130
 

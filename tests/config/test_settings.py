@@ -1,0 +1,44 @@
+"""The settings with their flags and variables, as users know them: a change here is a decision."""
+
+import pytest
+
+from hicache.config import OPTIONS
+
+SETTINGS = """
+cache.device_size           --device-size           HICACHE_DEVICE_SIZE
+cache.host_size             --host-size             HICACHE_HOST_SIZE
+cache.host_arena            --host-arena            HICACHE_HOST_ARENA
+cache.page_size             --page-size             HICACHE_PAGE_SIZE
+cache.storage_url           --storage-url           HICACHE_STORAGE_URL
+cache.storage_size          --storage-size          HICACHE_STORAGE_SIZE
+cache.write_policy          --write-policy          HICACHE_WRITE_POLICY
+cache.eviction_policy       --eviction-policy       HICACHE_EVICTION_POLICY
+cache.transfer_workers      --transfer-workers      HICACHE_TRANSFER_WORKERS
+cache.transfer_timeout_s    --transfer-timeout-s    HICACHE_TRANSFER_TIMEOUT_S
+cache.prefetch_timeout_s    --prefetch-timeout-s    HICACHE_PREFETCH_TIMEOUT_S
+cache.prefetch_batch_pages  --prefetch-batch-pages  HICACHE_PREFETCH_BATCH_PAGES
+serve.model                 MODEL                   HICACHE_SERVE_MODEL
+serve.host                  --host                  HICACHE_SERVE_HOST
+serve.port                  --port                  HICACHE_SERVE_PORT
+serve.dtype                 --dtype                 HICACHE_SERVE_DTYPE
+serve.max_running           --max-running           HICACHE_SERVE_MAX_RUNNING
+serve.max_model_len         --max-model-len         HICACHE_SERVE_MAX_MODEL_LEN
+serve.chunk_tokens          --chunk-tokens          HICACHE_SERVE_CHUNK_TOKENS
+serve.threads               --threads               HICACHE_SERVE_THREADS
+serve.cache_folder          --cache-folder          HICACHE_SERVE_CACHE_FOLDER
+"""
+
+
+def test_settings_flags_and_variables():
+    actual = [(f"{option.group}.{option.field}", option.flag, option.variable) for option in OPTIONS]
+    assert actual == [tuple(line.split()) for line in SETTINGS.strip().splitlines()]
+
+
+@pytest.mark.parametrize("name", ["field", "flag", "variable"])
+def test_no_two_settings_share_a_name(name: str):
+    names = [getattr(option, name) for option in OPTIONS]
+    assert len(set(names)) == len(names)
+
+
+def test_every_setting_says_what_it_is_for():
+    assert [option.field for option in OPTIONS if not option.help.endswith(".")] == []
