@@ -1,4 +1,4 @@
-"""Equal keys mean equal tokens, model, layout and tenant; keys are the same on every machine and after every restart."""
+"""Equal keys mean equal tokens, model, layout and tenant, on every machine and after every restart."""
 
 import hashlib
 import json
@@ -22,7 +22,7 @@ TOKEN_BYTES = 4
 Part: TypeAlias = str | int | bytes
 
 _SETTLED_NS = 2_000_000_000
-"""A file changed less than this long before it was read may change again within one tick of its clock: not remembered."""
+"""A file that changed less than this long ago may change again within one tick of its clock: not remembered."""
 
 _READ_BYTES = 1 << 20
 

@@ -1,0 +1,141 @@
+"""A page is reported usable only after its header and checksum were checked; everything else is a counted miss."""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from hicache.storage.codec import HEADER_BYTES, Verdict, check, encode_header
+from hicache.storage.gate import Gate
+from hicache.storage.protocol import ReadResult, StorageBackend, StorageKey
+from hicache.units import BoolArray
+
+
+@dataclass(frozen=True, slots=True)
+class PageStoreStats:
+    """What really happened since the store was opened. Bytes are payload bytes of whole pages that arrived or went out.
+
+    `read_pages + missed_pages + damaged_pages + read_failed_pages` is the number of pages asked for, and
+    `written_pages + skipped_pages + write_failed_pages` the number given.
+    """
+
+    read_pages: int = 0
+    read_bytes: int = 0
+    missed_pages: int = 0
+    damaged_pages: int = 0
+    """Found, but truncated, foreign, or with bits flipped: dropped, and written again when it comes by."""
+    read_failed_pages: int = 0
+    written_pages: int = 0
+    written_bytes: int = 0
+    skipped_pages: int = 0
+    """Not written because a good page was there."""
+    write_failed_pages: int = 0
+    """Refused, or the backend failed."""
+
+
+class PageStore:
+    """Stores and fetches whole pages on any backend. Blocking and thread-safe; for workers.
+
+    Pages are given as memoryviews of host memory (any item format, contiguous): bytes go between them and the backend
+    without a copy. They must not change during the call.
+    """
+
+    def __init__(self, backend: StorageBackend) -> None:
+        self._backend = backend
+        self._stats = PageStoreStats()
+        self._lock = threading.Lock()
+        self._gate = Gate("page store")
+
+    @property
+    def backend(self) -> StorageBackend:
+        """What lies below."""
+        return self._backend
+
+    def contains(self, keys: Sequence[StorageKey]) -> BoolArray:
+        """Which pages are there and not known to be damaged; bool, shape [keys]. Their bytes are checked by `read`."""
+        with self._gate:
+            return self._backend.contains(keys)
+
+    def read(self, keys: Sequence[StorageKey], pages: Sequence[memoryview]) -> ReadResult:
+        """Fills `pages`; only those marked ok may be used, the bytes of all others are undefined.
+
+        A damaged page is dropped from the backend, so that neither `contains` nor `write` takes it for a good one.
+        """
+        with self._gate:
+            payloads = [page.cast("B") for page in pages]
+            headers = memoryview(bytearray(HEADER_BYTES * len(keys)))
+            heads = [headers[i * HEADER_BYTES : (i + 1) * HEADER_BYTES] for i in range(len(keys))]
+            result = self._backend.read(keys, list(zip(heads, payloads, strict=True)))
+            rejected = [i for i in _marked(result.ok) if check(keys[i], heads[i], payloads[i]) is not Verdict.GOOD]
+            if rejected:
+                self._backend.delete([keys[i] for i in rejected])
+                result.ok[rejected] = False
+                result.damaged[rejected] = True
+            self._count_read(result, payloads)
+            return result
+
+    def write(self, keys: Sequence[StorageKey], pages: Sequence[memoryview]) -> BoolArray:
+        """Stores pages, a chain's root first; True: the page is there, whole. Shape [keys].
+
+        Pages that are there already are not written again.
+        """
+        with self._gate:
+            stored = self._backend.contains(keys)
+            skipped = int(stored.sum())
+            todo = _marked(~stored)
+            todo_keys = [keys[i] for i in todo]
+            payloads = [pages[i].cast("B") for i in todo]
+            heads = [memoryview(encode_header(*pair)) for pair in zip(todo_keys, payloads, strict=True)]
+            written = self._backend.write(todo_keys, list(zip(heads, payloads, strict=True)))
+            stored[todo] = written
+            self._count_written(skipped, [payloads[i].nbytes for i in _marked(written)], len(todo))
+            return stored
+
+    def delete(self, keys: Sequence[StorageKey]) -> BoolArray:
+        """True: a page was there and is gone. Shape [keys]."""
+        with self._gate:
+            return self._backend.delete(keys)
+
+    def stats(self) -> PageStoreStats:
+        """A snapshot of the counters."""
+        with self._lock:
+            return self._stats
+
+    def health(self) -> tuple[str, ...]:
+        """One sentence for each thing that is wrong with the backend now; empty when all is well."""
+        return self._backend.health()
+
+    def close(self) -> None:
+        """Waits for calls under way and closes the backend. Later calls raise ClosedError."""
+        if self._gate.close():
+            self._backend.close()
+
+    def _count_read(self, result: ReadResult, payloads: Sequence[memoryview]) -> None:
+        ok, damaged, failed = int(result.ok.sum()), int(result.damaged.sum()), int(result.failed.sum())
+        ok_bytes = sum(payloads[i].nbytes for i in _marked(result.ok))
+        with self._lock:
+            before = self._stats
+            self._stats = replace(
+                before,
+                read_pages=before.read_pages + ok,
+                read_bytes=before.read_bytes + ok_bytes,
+                missed_pages=before.missed_pages + len(payloads) - ok - damaged - failed,
+                damaged_pages=before.damaged_pages + damaged,
+                read_failed_pages=before.read_failed_pages + failed,
+            )
+
+    def _count_written(self, skipped: int, written_bytes: Sequence[int], tried: int) -> None:
+        with self._lock:
+            before = self._stats
+            self._stats = replace(
+                before,
+                written_pages=before.written_pages + len(written_bytes),
+                written_bytes=before.written_bytes + sum(written_bytes),
+                skipped_pages=before.skipped_pages + skipped,
+                write_failed_pages=before.write_failed_pages + tried - len(written_bytes),
+            )
+
+
+def _marked(bitmap: BoolArray) -> list[int]:
+    return [int(i) for i in np.flatnonzero(bitmap)]
