@@ -6,6 +6,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from hicache.errors import ConfigError
 from hicache.units import BoolArray, PageRange
 
 
@@ -27,6 +28,12 @@ class Window:
     """The pages that the next token's window reaches: itself and the `tokens - 1` tokens before it."""
 
     tokens: int
+
+    def __post_init__(self) -> None:
+        if self.tokens < 1:
+            raise ConfigError(
+                f"a window of {self.tokens} tokens; the next token sees at least itself, so give 1 or more"
+            )
 
     def pages(self, page_size: int) -> int:
         """How many pages at the end of a prefix the next token can see."""
