@@ -3,10 +3,12 @@
 import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from hashlib import blake2b
 from typing import TypeAlias
 
 from hicache.storage.protocol import StorageKey
+from hicache.units import PoolName
 
 EntryId: TypeAlias = bytes
 """Names a value in a store: page id (16 bytes), parent's page id (16), pool id (8). Digests, nothing a user chose."""
@@ -25,10 +27,17 @@ _PERSON = b"hicache page %d" % FORMAT_VERSION
 
 def entry_id(key: StorageKey) -> EntryId:
     """The id under which a store keeps this key's value; 40 bytes. Stable over processes and machines."""
-    page = blake2b(key.namespace + key.page, digest_size=PAGE_ID_BYTES, person=_PERSON).digest()
-    parent = blake2b(key.namespace + key.parent, digest_size=PAGE_ID_BYTES, person=_PERSON).digest()
-    pool = blake2b(key.pool.encode("utf-8", "surrogatepass"), digest_size=POOL_ID_BYTES, person=_PERSON).digest()
-    return page + parent + pool
+    return _page_id(key.namespace, key.page) + _page_id(key.namespace, key.parent) + _pool_id(key.pool)
+
+
+@lru_cache(maxsize=1 << 14)
+def _page_id(namespace: bytes, page: bytes) -> PageId:
+    return blake2b(namespace + page, digest_size=PAGE_ID_BYTES, person=_PERSON).digest()
+
+
+@lru_cache(maxsize=64)
+def _pool_id(pool: PoolName) -> bytes:
+    return blake2b(pool.encode("utf-8", "surrogatepass"), digest_size=POOL_ID_BYTES, person=_PERSON).digest()
 
 
 @dataclass(slots=True)
