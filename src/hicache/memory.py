@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -47,7 +48,7 @@ class HostArena:
         if kind is ArenaKind.HUGE:
             mapping.madvise(mmap.MADV_HUGEPAGE)
         data = np.frombuffer(mapping, np.uint8)
-        _open_mappings[id(mapping)] = (data.ctypes.data, nbytes)
+        _open_mappings[mapping] = (data.ctypes.data, nbytes)
         return cls(data, lambda: _unmap(mapping, descriptor), descriptor)
 
     @property
@@ -83,7 +84,7 @@ def available_memory_bytes(root: Path = Path("/")) -> int:
     return max(0, min(found) - _promised_bytes())
 
 
-_open_mappings: dict[int, tuple[int, int]] = {}
+_open_mappings: WeakKeyDictionary[mmap.mmap, tuple[int, int]] = WeakKeyDictionary()
 """Address and size of every arena mapped by this process: what was promised may not be touched yet."""
 
 
@@ -95,7 +96,7 @@ def _map(nbytes: int, descriptor: int | None) -> mmap.mmap:
 
 
 def _unmap(mapping: mmap.mmap, descriptor: int | None) -> None:
-    del _open_mappings[id(mapping)]
+    del _open_mappings[mapping]
     # A view that is still about keeps the mapping; the memory behind it goes back all the same.
     mapping.madvise(mmap.MADV_DONTNEED if descriptor is None else mmap.MADV_REMOVE)
     if descriptor is not None:
@@ -103,7 +104,7 @@ def _unmap(mapping: mmap.mmap, descriptor: int | None) -> None:
 
 
 def _promised_bytes() -> int:
-    return sum(nbytes - _resident_bytes(address, nbytes) for address, nbytes in _open_mappings.values())
+    return sum(nbytes - _resident_bytes(address, nbytes) for _, (address, nbytes) in _open_mappings.items())
 
 
 def _resident_bytes(address: int, nbytes: int) -> int:

@@ -2,7 +2,7 @@
 
 import ctypes
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
@@ -35,23 +35,21 @@ class ArrayDevicePool:
         self._owners: tuple[AnyArray, ...] = ()
 
     @classmethod
-    def layer_first(cls, name: str, geometry: PoolGeometry, slots: int) -> "ArrayDevicePool":
+    def layer_first(cls, name: str, geometry: PoolGeometry, slots: int) -> Self:
         """Zeroed memory, an array per layer and tensor."""
         return cls._zeroed(name, DeviceLayout.layer_first(geometry, slots))
 
     @classmethod
-    def page_first(cls, name: str, geometry: PoolGeometry, slots: int) -> "ArrayDevicePool":
+    def page_first(cls, name: str, geometry: PoolGeometry, slots: int) -> Self:
         """Zeroed memory, one array in which every slot lies as its host page does."""
         return cls._zeroed(name, DeviceLayout.page_first(geometry, slots))
 
     @classmethod
-    def _zeroed(cls, name: str, layout: DeviceLayout) -> "ArrayDevicePool":
+    def _zeroed(cls, name: str, layout: DeviceLayout) -> Self:
         return cls(name, layout, [np.zeros(size, np.uint8) for size in layout.buffers_bytes])
 
     @classmethod
-    def from_arrays(
-        cls, name: str, geometry: PoolGeometry, slots: int, arrays: Sequence[Sequence[AnyArray]]
-    ) -> "ArrayDevicePool":
+    def from_arrays(cls, name: str, geometry: PoolGeometry, slots: int, arrays: Sequence[Sequence[AnyArray]]) -> Self:
         """An engine's own arrays, `arrays[layer][tensor]`, views of any kind: packed, permuted, strided.
 
         Each has the shape [slots, tokens_per_slot, *shape] or [slots * tokens_per_slot, *shape], and the dtype of its
