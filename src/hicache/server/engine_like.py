@@ -1,0 +1,57 @@
+"""What the server needs of an engine, and nothing more: tests serve a scripted one through the same door."""
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Protocol
+
+from hicache.cache import CacheStats
+from hicache.engine.types import Chunk, SamplingParams
+
+
+class TokenizerLike(Protocol):
+    """The part of a transformers tokenizer that turns requests into token ids."""
+
+    @property
+    def chat_template(self) -> str | None: ...
+
+    def apply_chat_template(
+        self, conversation: list[dict[str, str]], *, tokenize: bool, add_generation_prompt: bool
+    ) -> str: ...
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
+
+    def __len__(self) -> int: ...
+
+
+class StreamLike(Protocol):
+    """One answer while it is made. The last chunk, and only that one, has a finish reason."""
+
+    def __aiter__(self) -> AsyncIterator[Chunk]: ...
+
+    def abort(self) -> None:
+        """Stop the work. Harmless when it has ended already."""
+        ...
+
+
+class EngineLike(Protocol):
+    """A thread-safe door to the engine."""
+
+    @property
+    def model_name(self) -> str: ...
+
+    @property
+    def max_model_len(self) -> int:
+        """The most tokens prompt and answer can have together."""
+        ...
+
+    @property
+    def tokenizer(self) -> TokenizerLike: ...
+
+    def submit(self, prompt_ids: Sequence[int], params: SamplingParams) -> StreamLike: ...
+
+    def health(self) -> tuple[str, ...]:
+        """What is degraded, a line each; empty when all is well."""
+        ...
+
+    def stats(self) -> CacheStats: ...
+
+    def close(self) -> None: ...

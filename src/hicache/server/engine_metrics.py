@@ -1,0 +1,112 @@
+"""What the engine and its cache know, as Prometheus families: read when somebody scrapes, and kept nowhere."""
+
+from collections.abc import Callable, Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from hicache.cache import CacheStats, PoolStats
+from hicache.errors import ClosedError
+from hicache.storage import PageStoreStats
+
+FAILURES = frozenset(
+    {
+        "backup_failed_pages",
+        "backup_refused_pages",
+        "dropped_pages",
+        "load_failed",
+        "load_refused",
+        "store_failed_pages",
+        "store_refused_pages",
+        "fetch_failed_pages",
+        "fetch_refused_pages",
+        "prefetch_deadlines",
+    }
+)
+"""Counters of the cache that each shrink a hit."""
+
+
+class EngineCollector(Collector):
+    """Reads `stats` and `health` at every scrape. A closed engine has nothing to say."""
+
+    def __init__(self, stats: Callable[[], CacheStats], health: Callable[[], tuple[str, ...]]) -> None:
+        self._stats = stats
+        self._health = health
+
+    def collect(self) -> Iterator[Metric]:
+        try:
+            stats, degraded = self._stats(), self._health()
+        except ClosedError:
+            return
+        yield _gauge("hicache_degraded", "Things that are degraded now; /health names them", len(degraded))
+        yield from _pools(stats.pools)
+        yield _hits(stats)
+        yield _counter("hicache_cache_lookup_tokens", "Prompt tokens looked up in the cache", stats.lookup_tokens)
+        yield _gauge("hicache_transfers_in_flight", "Transfers between tiers that have not settled", stats.in_flight)
+        yield _gauge("hicache_open_matches", "Requests that hold pages of the cache", stats.open_matches)
+        yield _gauge("hicache_pins", "Locks held on cached pages", stats.pins)
+        yield from _counted(stats)
+        yield _gauge("hicache_storage_attached", "1 while pages are stored", int(stats.storage is not None))
+        if stats.storage is not None:
+            yield from _storage(stats.storage)
+
+
+def _gauge(name: str, text: str, value: int) -> Metric:
+    return GaugeMetricFamily(name, text, value=value)
+
+
+def _counter(name: str, text: str, value: int) -> Metric:
+    return CounterMetricFamily(name, text, value=value)
+
+
+def _pools(pools: tuple[PoolStats, ...]) -> Iterator[Metric]:
+    slots = GaugeMetricFamily(
+        "hicache_pool_slots", "Slots by pool, tier and state; busy: lent or in flight", labels=("pool", "tier", "state")
+    )
+    sizes = GaugeMetricFamily("hicache_pool_slot_bytes", "Bytes of one slot", labels=("pool", "tier"))
+    for pool in pools:
+        for state, count in (("free", pool.free), ("cached", pool.cached), ("busy", pool.other)):
+            slots.add_metric((pool.pool, pool.tier.value, state), count)
+        sizes.add_metric((pool.pool, pool.tier.value), pool.slot_bytes)
+    yield slots
+    yield sizes
+
+
+def _hits(stats: CacheStats) -> Metric:
+    hits = CounterMetricFamily(
+        "hicache_cache_hit_tokens", "Of the tokens looked up, those that were there, by tier", labels=("tier",)
+    )
+    for tier, tokens in stats.hit_tokens.items():
+        hits.add_metric((tier.value,), tokens)
+    return hits
+
+
+def _counted(stats: CacheStats) -> Iterator[Metric]:
+    failures = CounterMetricFamily("hicache_failures", "What went wrong and shrank a hit, by kind", labels=("kind",))
+    work = CounterMetricFamily("hicache_cache_work", "What the cache has done, by kind", labels=("kind",))
+    for kind, count in stats.counters.items():
+        if kind in FAILURES:
+            failures.add_metric((kind,), count)
+        elif not kind.startswith(("hit_tokens", "lookup_tokens")):
+            work.add_metric((kind,), count)
+    yield failures
+    yield work
+
+
+def _storage(storage: PageStoreStats) -> Iterator[Metric]:
+    pages = CounterMetricFamily("hicache_storage_pages", "Pages asked of the store, by outcome", labels=("outcome",))
+    for outcome, count in (
+        ("read", storage.read_pages),
+        ("missed", storage.missed_pages),
+        ("damaged", storage.damaged_pages),
+        ("read_failed", storage.read_failed_pages),
+        ("written", storage.written_pages),
+        ("skipped", storage.skipped_pages),
+        ("write_failed", storage.write_failed_pages),
+    ):
+        pages.add_metric((outcome,), count)
+    yield pages
+    moved = CounterMetricFamily("hicache_storage_bytes", "Payload bytes of whole pages", labels=("direction",))
+    moved.add_metric(("read",), storage.read_bytes)
+    moved.add_metric(("written",), storage.written_bytes)
+    yield moved
