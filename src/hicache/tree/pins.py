@@ -1,0 +1,179 @@
+"""Pins are counted at nodes and given back by receipt; what is pinned is known from the open receipts alone."""
+
+from hicache.errors import InvariantError
+from hicache.tree.core import Core
+from hicache.tree.ledger import (
+    LAST_PAGE,
+    PIN_HERE,
+    PIN_HOST,
+    PIN_SOMEWHERE,
+    PINS_PER_POOL,
+    close_books,
+    lower_here,
+    lower_some,
+    open_books,
+    raise_here,
+    raise_some,
+)
+from hicache.tree.node import Node
+from hicache.tree.shape import split
+from hicache.tree.values import Pin, PinPart, Receipt
+
+KINDS = {Pin.HERE: PIN_HERE, Pin.SOMEWHERE: PIN_SOMEWHERE, Pin.HOST: PIN_HOST}
+
+
+def node_ending_at(core: Core, node: Node, page: int) -> Node:
+    """The node that ends at absolute `page`, at or above `node`; split off if none does yet.
+
+    Raises InvariantError if the prefix that ends in `node` no longer reaches that far.
+    """
+    if node.parent is None or core.stop(node) < page:
+        raise InvariantError(f"page {page} has left the tree: a match is good until the tree changes, unless pinned")
+    while node.start >= page:
+        parent = node.parent
+        if parent is None:
+            raise InvariantError(f"page {page} is above the root")
+        node = parent
+    return node if core.stop(node) == page else split(core, node, page)
+
+
+def cut_before(core: Core, node: Node, page: int) -> None:
+    """Makes a node start at absolute `page`, at or above `node`."""
+    while node.start > page:
+        parent = node.parent
+        if parent is None:
+            return
+        node = parent
+    if node.start < page:
+        split(core, node, page)
+
+
+def pin_resumption(core: Core, node: Node, pin: Pin, pages: int, start: int) -> Receipt:
+    """Pins what every pool needs, from page `start` on, to resume after `pages` pages of `node`'s prefix."""
+    if pages <= start:
+        return _open(core, pin, None, None, ())
+    end = node_ending_at(core, node, pages)
+    parts = []
+    for pool, reach in core.loose:
+        first = max(start, pages - reach, 0)
+        if first >= pages:
+            continue
+        if reach == 1:
+            parts.append(PinPart(pool, end, first, pages, True))
+        else:
+            cut_before(core, end, first)
+            parts.append(PinPart(pool, end, first, pages, False))
+    return _pin(core, pin, end, start, tuple(parts), core.lead is not None)
+
+
+def pin_pages(core: Core, node: Node, pin: Pin, start: int, stop: int, pools: tuple[int, ...]) -> Receipt:
+    """Pins the pages `start` to `stop` of some pools, whatever can be resumed with them."""
+    if stop <= start:
+        return _open(core, pin, None, None, ())
+    end = node_ending_at(core, node, stop)
+    cut_before(core, end, start)
+    parts = [PinPart(pool, end, start, stop, False) for pool, _ in core.loose if pool in pools]
+    return _pin(core, pin, end, start, tuple(parts), any(pool in core.full for pool in pools))
+
+
+def _pin(core: Core, pin: Pin, end: Node, start: int, parts: tuple[PinPart, ...], with_full: bool) -> Receipt:
+    lead = core.lead
+    spine = guard = None
+    if lead is not None and with_full:
+        spine = end
+        if pin is Pin.HERE:
+            raise_here(core, end)
+        else:
+            if pin is Pin.HOST:
+                cut_before(core, end, start)
+                parts = (*parts, PinPart(lead, end, start, core.stop(end), False))
+            raise_some(core, end)
+    elif lead is not None:
+        guard = end
+        raise_some(core, end)
+    receipt = _open(core, pin, spine, guard, parts)
+    for part in parts:
+        _count(core, part, pin, part.start, part.stop, 1)
+    return receipt
+
+
+def _open(core: Core, pin: Pin, spine: Node | None, guard: Node | None, parts: tuple[PinPart, ...]) -> Receipt:
+    core.receipts_made += 1
+    receipt = Receipt(core.receipts_made, pin, spine, guard, parts)
+    core.receipts[receipt.serial] = receipt
+    return receipt
+
+
+def _settle(core: Core, receipt: Receipt) -> None:
+    if core.receipts.pop(receipt.serial, None) is None:
+        raise InvariantError(f"pin {receipt.serial} was given back before")
+
+
+def unpin(core: Core, receipt: Receipt) -> None:
+    """Gives a pin back. Raises InvariantError if it was before."""
+    _settle(core, receipt)
+    for part in receipt.parts:
+        _count(core, part, receipt.pin, part.start, part.stop, -1)
+    if receipt.spine is not None:
+        if receipt.pin is Pin.HERE:
+            lower_here(core, receipt.spine)
+        else:
+            lower_some(core, receipt.spine)
+    if receipt.guard is not None:
+        lower_some(core, receipt.guard)
+
+
+def unpin_before(core: Core, receipt: Receipt, pool: int, page: int) -> Receipt:
+    """Gives back one loose pool's pins of the nodes wholly before absolute `page`. Returns the receipt for the rest."""
+    if pool in core.full:
+        raise InvariantError(f"pool {core.pools[pool].name!r} needs all its pages: give its pin back as a whole")
+    _settle(core, receipt)
+    parts = tuple(
+        part if part.pool != pool or part.start >= page else _shorten(core, part, receipt.pin, page)
+        for part in receipt.parts
+    )
+    left = tuple(part for part in parts if part.start < part.stop)
+    return _open(core, receipt.pin, receipt.spine, receipt.guard, left)
+
+
+def _shorten(core: Core, part: PinPart, pin: Pin, page: int) -> PinPart:
+    if page >= part.stop:
+        start = part.stop
+    elif part.last_page_only:
+        return part
+    else:
+        node = part.node
+        while node.start > page and node.parent is not None:
+            node = node.parent
+        start = max(part.start, node.start)
+    _count(core, part, pin, part.start, start, -1)
+    return PinPart(part.pool, part.node, start, part.stop, part.last_page_only)
+
+
+def _count(core: Core, part: PinPart, pin: Pin, start: int, stop: int, change: int) -> None:
+    """Counts a part's pin up or down, at the nodes of its pages `start` to `stop`, and at those pages' carriers."""
+    if start >= stop:
+        return
+    kind = KINDS[pin]
+    places = [(part.pool, kind)]
+    places += [(carrier, PIN_SOMEWHERE) for carrier in core.carriers[part.pool] if carrier != core.lead]
+    extra = LAST_PAGE if part.last_page_only else 0
+    node: Node | None = part.node
+    while node is not None and node.parent is not None:
+        if node.start < stop:
+            _count_node(core, node, [PINS_PER_POOL * pool + what + extra for pool, what in places], change)
+        if part.last_page_only or node.start <= start:
+            return
+        node = node.parent
+
+
+def _count_node(core: Core, node: Node, places: list[int], change: int) -> None:
+    had_device = open_books(core, node)
+    pins = node.pins
+    if pins is None:
+        pins = node.pins = [0] * (PINS_PER_POOL * len(core.pools))
+    for place in places:
+        pins[place] += change
+    if not any(pins):
+        node.pins = None
+    close_books(core, node, had_device)

@@ -1,0 +1,380 @@
+"""The tree says what is where and decides what goes: no I/O, no locks, no tensors; others act."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from hicache.errors import InvariantError
+from hicache.keys import page_keys
+from hicache.tree import evict as eviction
+from hicache.tree import fill, marks, pins, runs
+from hicache.tree.check import check
+from hicache.tree.core import Core
+from hicache.tree.freed import Freed
+from hicache.tree.node import DEVICE, HOST, Node
+from hicache.tree.policy import EvictionPolicy, Lru
+from hicache.tree.reach import any_prefix, device_prefix, resumable
+from hicache.tree.shape import KEY_BYTES, drop, pinned, remove, trim
+from hicache.tree.values import Eviction, InsertResult, Pin, Receipt, Span, TreeMatch, TreePool
+from hicache.tree.walk import blocks_of, walk
+from hicache.units import HOLE, BoolArray, Int32Array, PoolName, Tier
+
+_TIERS = {Tier.DEVICE: DEVICE, Tier.HOST: HOST}
+
+
+def _tier(tier: Tier) -> int:
+    number = _TIERS.get(tier)
+    if number is None:
+        raise InvariantError("the tree knows what is in device and host memory; what lies in storage has no node")
+    return number
+
+
+class RadixTree:
+    """A radix tree over the pages of prompts, with residency per pool and tier.
+
+    `pools`: those with slots of their own, the anchor first. `lookahead_tokens`: how many tokens after a page are part
+    of its identity (draft models that look ahead). `host_duplicates_first`: host copies of device pages are evicted
+    before last copies (write-back), else after them (write-through).
+
+    Rules of residency: pools of full coverage are at a page of a tier together or not at all; another pool's page is
+    there only where one of full coverage is, in any tier. Slots that would break them are given back.
+    """
+
+    def __init__(
+        self,
+        page_size: int,
+        pools: Sequence[TreePool],
+        *,
+        policy: EvictionPolicy | None = None,
+        lookahead_tokens: int = 0,
+        host_duplicates_first: bool = False,
+    ) -> None:
+        policy = Lru() if policy is None else policy
+        self._core = Core(page_size, lookahead_tokens, pools, policy, host_duplicates_first)
+
+    @property
+    def page_size(self) -> int:
+        """Tokens per page."""
+        return self._core.page_size
+
+    @property
+    def pools(self) -> tuple[TreePool, ...]:
+        """The pools, the anchor first."""
+        return self._core.pools
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes there are."""
+        return self._core.nodes
+
+    # Reading
+
+    def match(self, namespace: bytes, tokens: bytes, limit_pages: int | None = None) -> TreeMatch:
+        """The longest known prefix of `tokens` (little-endian uint32), at most `limit_pages`. Changes nothing."""
+        core = self._core
+        root = core.roots.get(namespace)
+        if root is None:
+            return TreeMatch(namespace, (), 0, 0, 0)
+        blocks = blocks_of(core, tokens) if core.lookahead_tokens else tokens
+        block = core.block_bytes
+        limit = len(blocks) // block
+        if limit_pages is not None and limit_pages < limit:
+            limit = limit_pages
+        path, offset = walk(core, root, blocks, limit * block, False)
+        return self._match_of(namespace, path, offset // block)
+
+    def _match_of(self, namespace: bytes, path: Sequence[Node], pages: int) -> TreeMatch:
+        if not path:
+            return TreeMatch(namespace, (), 0, 0, 0)
+        core = self._core
+        on_device = device_prefix(core, path, pages)
+        anywhere = any_prefix(core, path, pages)
+        if core.loose:
+            on_device = resumable(core, path[-1], on_device, False)
+            anywhere = resumable(core, path[-1], anywhere, True)
+        return TreeMatch(namespace, path, pages, on_device, anywhere)
+
+    def span(self, match: TreeMatch, start: int, stop: int) -> Span:
+        """Pages `start` to `stop` of a match, for transfers."""
+        if not 0 <= start <= stop <= match.pages:
+            raise InvariantError(f"pages {start} to {stop} are not within the {match.pages} pages matched")
+        if start == stop:
+            return Span(self._root(match.namespace), start, stop)
+        node = match.path[-1]
+        while node.start >= stop and node.parent is not None:
+            node = node.parent
+        return Span(node, start, stop)
+
+    def _root(self, namespace: bytes) -> Node:
+        core = self._core
+        root = core.roots.get(namespace)
+        if root is None:
+            root = Node(b"", None, 0, 0, core.nothing, core.nothing)
+            root.keys = namespace
+        return root
+
+    def slots(self, where: TreeMatch | Span, pool: PoolName, tier: Tier, start: int, stop: int) -> Int32Array:
+        """The slots of pages `start` to `stop`, HOLE where nothing is resident; int32 [stop - start], read-only."""
+        core = self._core
+        number = core.pool(pool)
+        place = _tier(tier)
+        if isinstance(where, TreeMatch):
+            if not where.path or start >= stop:
+                return np.full(max(0, stop - start), HOLE, np.int32)
+            if start == 0:
+                quick = _joined(where.path, number, place, stop)
+                if quick is not None:
+                    return quick
+            node = where.path[-1]
+        else:
+            node = where.node
+        return self._slots_up(node, number, place, start, stop)
+
+    def _slots_up(self, node: Node, pool: int, tier: int, start: int, stop: int) -> Int32Array:
+        core = self._core
+        found = marks.pieces(core, node, start, stop)
+        if len(found) == 1 and found[0][1:] == (start, stop):
+            piece = found[0][0]
+            run = (piece.device, piece.host)[tier][pool]
+            if run is not None:
+                return np.frombuffer(run, np.int32, stop - start, 4 * (start - piece.start))
+        slots = np.full(max(0, stop - start), HOLE, np.int32)
+        for piece, low, high in found:
+            run = (piece.device, piece.host)[tier][pool]
+            if run is not None:
+                slots[low - start : high - start] = runs.array(run)[low - piece.start : high - piece.start]
+        return slots
+
+    def namespace(self, span: Span) -> bytes:
+        """The fingerprint of the namespace that a span lies in, 32 bytes."""
+        node = span.node
+        while node.parent is not None:
+            node = node.parent
+        return marks.ensure_keys(self._core, node)
+
+    def page_keys(self, span: Span) -> bytes:
+        """The keys of a span's pages, 32 bytes each; computed when first asked for."""
+        core = self._core
+        joined = []
+        for node, low, high in marks.pieces(core, span.node, span.start, span.stop):
+            keys = marks.ensure_keys(core, node)
+            joined.append(keys[(low - node.start) * KEY_BYTES : (high - node.start) * KEY_BYTES])
+        return b"".join(joined)
+
+    def keys_beyond(self, match: TreeMatch, tokens: bytes, limit_pages: int | None = None) -> bytes:
+        """The keys (32 bytes each) of the full pages of `tokens` after those matched, up to page `limit_pages`."""
+        core = self._core
+        parent = match.namespace
+        if match.pages:
+            parent = self.page_keys(self.span(match, match.pages - 1, match.pages))
+        blocks = blocks_of(core, tokens)
+        block = core.block_bytes
+        stop = len(blocks) // block if limit_pages is None else min(limit_pages, len(blocks) // block)
+        rest = memoryview(blocks)[match.pages * block : stop * block]
+        return page_keys(parent, rest, core.page_size + core.lookahead_tokens)
+
+    def tokens(self, span: Span) -> bytes:
+        """The tokens of a span, little-endian uint32."""
+        core = self._core
+        found = marks.pieces(core, span.node, span.start, span.stop)
+        return b"".join([marks.tokens_of(core, node, low, high) for node, low, high in found])
+
+    # Using
+
+    def touch(self, match: TreeMatch, pages: int) -> None:
+        """Counts one use of the first `pages` pages of a match: a hit, and recency."""
+        core = self._core
+        if pages <= 0 or not match.path:
+            return
+        node = match.path[-1]
+        while node.start >= pages and node.parent is not None:
+            node = node.parent
+        if node.parent is None:
+            return
+        node.hits += 1
+        reach = max((reach for _, reach in core.loose), default=0)
+        used = [node]
+        above = node.parent
+        while node.start > pages - reach and above.parent is not None:
+            node, above = above, above.parent
+            used.append(node)
+        for node in reversed(used):
+            core.clock += 1
+            node.tick = core.clock
+            if core.policy.keys_fall:
+                core.queues.lowered(node)
+
+    def pin(self, match: TreeMatch, pin: Pin, pages: int, start: int = 0) -> Receipt:
+        """Pins what every pool needs, from page `start` on, to resume after `pages` pages of a match."""
+        if not 0 <= pages <= match.pages:
+            raise InvariantError(f"can't pin {pages} pages of a match of {match.pages}")
+        node = match.path[-1] if match.path else self._root(match.namespace)
+        return pins.pin_resumption(self._core, node, pin, pages, start)
+
+    def pin_span(self, span: Span, pin: Pin, pools: Sequence[PoolName] | None = None) -> Receipt:
+        """Pins every page of a span in some pools (all by default), for a transfer."""
+        core = self._core
+        numbers = tuple(range(len(core.pools))) if pools is None else tuple(core.pool(name) for name in pools)
+        return pins.pin_pages(core, span.node, pin, span.start, span.stop, numbers)
+
+    def unpin(self, receipt: Receipt) -> None:
+        """Gives a pin back. Raises InvariantError if it was given back before."""
+        core = self._core
+        pins.unpin(core, receipt)
+        end = receipt.spine or receipt.guard
+        if end is None and receipt.parts:
+            end = receipt.parts[0].node
+        if end is not None and (core.lead is None or core.holey):
+            trim(core, end, Freed(core))
+
+    def unpin_before(self, receipt: Receipt, pool: PoolName, page: int) -> Receipt:
+        """Gives back a windowed pool's pins of nodes wholly before `page`. Returns the receipt for the rest."""
+        return pins.unpin_before(self._core, receipt, self._core.pool(pool), page)
+
+    def pins_total(self) -> int:
+        """How many pins were not given back yet."""
+        return len(self._core.receipts)
+
+    # Changing
+
+    def insert(
+        self,
+        namespace: bytes,
+        tokens: bytes,
+        first_page: int,
+        runs_by_pool: Mapping[PoolName, Int32Array],
+        tier: Tier = Tier.DEVICE,
+    ) -> InsertResult:
+        """Gives the tree slots for pages `first_page` on of a prefix: one per page and pool, HOLE where there is none.
+
+        Pages without a copy in that tier take theirs; the rest comes back as duplicates, and stays the caller's.
+        Raises InvariantError if the runs differ in length or `tokens` are too few.
+        """
+        core = self._core
+        given, length = fill.given_runs(core, runs_by_pool)
+        blocks = blocks_of(core, tokens) if core.lookahead_tokens else tokens
+        pages = first_page + length
+        if pages * core.block_bytes > len(blocks):
+            raise InvariantError(f"{pages} pages were inserted with the tokens of {len(blocks) // core.block_bytes}")
+        root = core.roots.get(namespace)
+        if root is None:
+            root = self._root(namespace)
+            core.roots[namespace] = root
+        taken = fill.Taken(core)
+        path = fill.insert(core, root, blocks, first_page, given, length, _tier(tier), taken)
+        if not root.children:
+            core.roots.pop(namespace, None)
+        added = {pool.name: count for pool, count in zip(core.pools, taken.added, strict=True)}
+        pages = min(pages, core.stop(path[-1])) if path else 0
+        return InsertResult(self._match_of(namespace, path, pages), taken.duplicates(core), added)
+
+    def attach(
+        self, span: Span, tier: Tier, runs_by_pool: Mapping[PoolName, Int32Array]
+    ) -> Mapping[PoolName, Int32Array]:
+        """Settles a backup or load: gives a span's pages slots in a tier. Returns those not taken, per pool."""
+        core = self._core
+        given, length = fill.given_runs(core, runs_by_pool)
+        if length != len(span):
+            raise InvariantError(f"{length} slots per pool were given for a span of {len(span)} pages")
+        taken = fill.Taken(core)
+        fill.attach(core, span.node, span.start, span.stop, _tier(tier), given, taken)
+        return taken.duplicates(core)
+
+    def detach(self, span: Span, tier: Tier, pools: Sequence[PoolName]) -> Eviction:
+        """Takes bad data away, pinned or not; what is of no use without it goes along unless pinned."""
+        core = self._core
+        freed = Freed(core)
+        place = _tier(tier)
+        classes = sorted({core.classes[core.pool(name)] for name in pools})
+        for node, low, high in marks.pieces(core, span.node, span.start, span.stop):
+            for pool in classes:
+                if node.parent is None:
+                    break
+                pages = np.arange(node.start, core.stop(node))
+                drop(core, node, pool, place, (pages >= low) & (pages < high), freed)
+        return freed.eviction(core)
+
+    def evict(self, pool: PoolName, tier: Tier, count: int, *, drop_dirty: bool) -> Eviction:
+        """Frees at least `count` slots of a pool in a tier, or as many as may go.
+
+        Without `drop_dirty`, device pages go only if they have a host copy or are of no use to anyone.
+        """
+        core = self._core
+        freed = Freed(core)
+        eviction.evict(core, core.pool(pool), _tier(tier), count, drop_dirty, freed)
+        return freed.eviction(core)
+
+    def evictable(self, pool: PoolName, tier: Tier) -> int:
+        """How many slots `evict(..., drop_dirty=True)` could free now."""
+        core = self._core
+        return core.free[2 * core.classes[core.pool(pool)] + _tier(tier)]
+
+    def dirty(self, pool: PoolName, count: int) -> tuple[Span, ...]:
+        """The next device pages to be evicted that lack a host copy, about `count`, in order: to be written back."""
+        core = self._core
+        found = eviction.dirty_pages(core, core.pool(pool), count)
+        return tuple(Span(node, start, stop) for node, start, stop in found)
+
+    def flush(self, namespace: bytes | None = None) -> Eviction:
+        """Takes everything out of the tree, or out of one namespace, but what is pinned and what leads to it."""
+        core = self._core
+        freed = Freed(core)
+        names = list(core.roots) if namespace is None else [namespace]
+        for name in names:
+            root = core.roots.get(name)
+            nodes = [] if root is None else list(root.children.values())
+            for node in nodes:
+                nodes.extend(node.children.values())
+            for node in reversed(nodes):
+                if node.parent is not None and not node.children and not pinned(node):
+                    remove(core, node, freed)
+        return freed.eviction(core)
+
+    def mark_stored(self, span: Span, pool: PoolName, epoch: int, pages: BoolArray | None = None) -> None:
+        """Remembers that pages of a span (all, or where `pages` says so) are in the storage of attachment `epoch`."""
+        self._set_stored(span, pool, epoch, pages, 1)
+
+    def unmark_stored(self, span: Span, pool: PoolName, epoch: int, pages: BoolArray | None = None) -> None:
+        """Forgets that pages are stored: they were found missing or damaged."""
+        self._set_stored(span, pool, epoch, pages, 0)
+
+    def _set_stored(self, span: Span, pool: PoolName, epoch: int, pages: BoolArray | None, value: int) -> None:
+        core = self._core
+        number = core.pool(pool)
+        for node, low, high, part in marks.masked_pieces(core, span.node, span.start, span.stop, pages):
+            marks.set_stored(core, node, low, high, number, epoch, part, value)
+
+    def unstored(self, span: Span, pool: PoolName, epoch: int) -> BoolArray:
+        """Which pages of a span are not marked as stored under attachment `epoch`; bool [pages]."""
+        core = self._core
+        number = core.pool(pool)
+        missing = np.ones(len(span), np.bool_)
+        for node, low, high in marks.pieces(core, span.node, span.start, span.stop):
+            missing[low - span.start : high - span.start] = ~marks.get_stored(node, low, high, number, epoch)
+        return missing
+
+    # Auditing
+
+    def resident(self, pool: PoolName, tier: Tier) -> Int32Array:
+        """All slots of a pool in a tier, each as often as the tree has it; int32."""
+        core = self._core
+        number = core.pool(pool)
+        place = _tier(tier)
+        held = [(node.device, node.host)[place][number] for node in core.walk()]
+        return runs.solid([run for run in held if run is not None])
+
+    def check(self) -> None:
+        """Compares everything the tree counts with what it holds. Raises InvariantError on the first difference."""
+        check(self._core)
+
+
+def _joined(path: Sequence[Node], pool: int, tier: int, stop: int) -> Int32Array | None:
+    """The first `stop` slots of a path, if all its nodes have a run and are what they were when matched."""
+    held = [node.device[pool] for node in path] if tier == DEVICE else [node.host[pool] for node in path]
+    there = [run for run in held if run is not None]
+    if len(there) < len(held):
+        return None
+    joined = b"".join(there) if len(there) > 1 else there[0]
+    last = path[-1]
+    whole = last.start * 4 + len(there[-1])
+    return np.frombuffer(joined, np.int32, stop) if len(joined) == whole and stop * 4 <= whole else None
