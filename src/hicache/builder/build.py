@@ -1,0 +1,147 @@
+"""From a model and a config to a cache: everything is checked and printed before any memory is taken."""
+
+import logging
+import time
+from collections.abc import Callable
+from typing import TypeAlias
+
+from hicache.builder.describe import ModelConfig, ModelDescription, PoolDescription, describe_model
+from hicache.cache import UnifiedRadixCache
+from hicache.config import CacheConfig, format_size
+from hicache.controller import Agree, ControllerConfig, HybridCacheController, OneRank
+from hicache.device.array import ArrayDevicePool
+from hicache.errors import ConfigError, StorageError
+from hicache.layout import PackedLayout, PoolGeometry
+from hicache.memory import ArenaKind, require_memory
+from hicache.pools import DevicePool, HostPool, PoolCapabilities, PoolEntry, SlotAllocator
+from hicache.storage import PageStore, open_store
+from hicache.transfer import Executor, ThreadExecutor
+from hicache.tree import Lru
+
+log = logging.getLogger("hicache")
+
+DevicePoolFactory: TypeAlias = Callable[[str, PoolGeometry, int], DevicePool]
+"""Makes the memory of a device pool: name, geometry, slots (reserved ones included)."""
+
+_CAPABILITIES = PoolCapabilities(staged_write_back=False, zero_copy_storage=True)
+
+
+def build_kv_cache(
+    model_config: ModelConfig,
+    config: CacheConfig,
+    *,
+    dtype: str | None = None,
+    device_pool: DevicePoolFactory = ArrayDevicePool.page_first,
+    reserved_slots: int = 0,
+    device_in_host_memory: bool = True,
+    executor: Executor | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    agree: Agree | None = None,
+) -> UnifiedRadixCache:
+    """A cache for a model: its pools on device and host, a tree, transfers, and the store that `config` names.
+
+    `dtype` overrides the config's; `device_pool` makes device memory (an engine with tensors of its own gives a
+    factory that wraps them), out of host memory or not; the first `reserved_slots` slots of every device pool are
+    never handed out. Raises ConfigError, in one line and before memory is taken, when model and sizes don't fit
+    this machine. A store that can't be opened is named by `health`; the cache runs without it.
+    """
+    model = describe_model(model_config, config.page_size, dtype)
+    device_slots = _slots(config.device_size, model, "device_size", reserved_slots) + reserved_slots
+    host_slots = _slots(config.host_size, model, "host_size", 0)
+    _require_memory(config, device_in_host_memory)
+    store = _open(config)
+    allocators = {
+        pool.name: SlotAllocator(device_slots, reserved_slots) for pool in model.pools if pool.derived_from is None
+    }
+    entries = [
+        _entry(pool, device_pool, device_slots, host_slots, ArenaKind(config.host_arena), allocators)
+        for pool in model.pools
+    ]
+    controller = HybridCacheController(
+        entries,
+        model.layer_count,
+        ControllerConfig(config.page_size, config.write_policy, config.prefetch_batch_pages),
+        executor if executor is not None else ThreadExecutor(config.transfer_workers),
+        clock=clock,
+        agree=agree if agree is not None else OneRank(),
+        policy=Lru(),
+    )
+    cache = UnifiedRadixCache(
+        controller,
+        allocators,
+        page_size=config.page_size,
+        transfer_timeout_s=config.transfer_timeout_s,
+        prefetch_timeout_s=config.prefetch_timeout_s,
+    )
+    if isinstance(store, PageStore):
+        cache.attach_storage_backend(store)
+    elif store is not None:
+        cache.run_without_storage(str(store))
+    return cache
+
+
+def describe_sizes(model: ModelDescription, config: CacheConfig) -> str:
+    """What a cache of this model would allocate, one line per pool and tier."""
+    lines = []
+    for tier, size in (("device", config.device_size), ("host", config.host_size)):
+        slots = size // model.slot_bytes
+        lines += [
+            f"{tier} {pool.name}: {slots} pages of {config.page_size} tokens,"
+            f" {format_size(pool.slot_bytes)} each, {format_size(slots * pool.slot_bytes)}"
+            for pool in model.pools
+        ]
+    return "\n".join(lines)
+
+
+def _slots(size_bytes: int, model: ModelDescription, field: str, reserved: int) -> int:
+    """The slots that every pool gets from `size_bytes` for all pools."""
+    slots = size_bytes // model.slot_bytes - reserved
+    if slots < 1:
+        raise ConfigError(
+            f"{field}={format_size(size_bytes)} holds less than one page ({format_size(model.slot_bytes)} over all"
+            f" pools{f', and {reserved} more are reserved' if reserved else ''});"
+            f" give it {format_size((reserved + 1) * model.slot_bytes)} or more"
+        )
+    return int(slots)
+
+
+def _entry(
+    pool: PoolDescription,
+    device_pool: DevicePoolFactory,
+    device_slots: int,
+    host_slots: int,
+    arena: ArenaKind,
+    allocators: dict[str, SlotAllocator],
+) -> PoolEntry:
+    layout = PackedLayout(pool.geometry, pool.packed_drafts)
+    entry = PoolEntry(
+        name=pool.name,
+        host_pool=HostPool.allocate(pool.name, layout, host_slots, _CAPABILITIES, arena),
+        device_pool=device_pool(pool.name, pool.geometry, device_slots),
+        layer_mapper=pool.map_layer,
+        coverage=pool.coverage,
+        derived_from=pool.derived_from,
+        packed_draft_device_pools=tuple(
+            device_pool(f"{pool.name}.draft{index}", draft, device_slots)
+            for index, draft in enumerate(pool.packed_drafts)
+        ),
+    )
+    return entry if pool.derived_from is not None else entry.with_device_allocator(allocators[pool.name])
+
+
+def _require_memory(config: CacheConfig, device_in_host_memory: bool) -> None:
+    if device_in_host_memory:
+        require_memory(config.device_size + config.host_size, "device_size and host_size together")
+    else:
+        require_memory(config.host_size, "host_size")
+
+
+def _open(config: CacheConfig) -> PageStore | StorageError | None:
+    """The store that is asked for, or why it can't be used."""
+    if config.storage_url is None:
+        return None
+    try:
+        return PageStore(open_store(config.storage_url, cap=config.storage_size))
+    except StorageError as error:
+        log.warning("running without storage: %s", error)
+        return error

@@ -1,0 +1,125 @@
+"""A model as the cache sees it: which pools it has, what a slot of each holds, and which layer uses which."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+from hicache.coverage import Coverage, Full
+from hicache.errors import ConfigError
+from hicache.layout import PoolGeometry, TensorSpec
+
+FULL_ATTENTION = ("llama", "qwen2", "qwen3", "mistral", "olmo2", "granite", "starcoder2", "smollm3", "ministral")
+"""Model types of transformers whose layers are all full attention, K and V per head, unless a config says otherwise."""
+
+_OTHER_STATE = {
+    "kv_lora_rank": "latent attention (MLA)",
+    "attention_chunk_size": "chunked attention",
+    "index_topk": "an indexer",
+    "linear_num_key_heads": "linear attention state",
+    "mamba_d_state": "Mamba state",
+    "state_size": "Mamba state",
+    "conv_L_cache": "short convolution state",
+    "quantization_config": "quantised weights",
+}
+
+_FULL = Full()
+
+
+@dataclass(frozen=True, slots=True)
+class PoolDescription:
+    """One kind of state. `layers[i]` is the model layer that uses the pool's layer i."""
+
+    name: str
+    geometry: PoolGeometry
+    layers: tuple[int, ...]
+    coverage: Coverage = _FULL
+    derived_from: str | None = None
+    packed_drafts: tuple[PoolGeometry, ...] = ()
+
+    def map_layer(self, layer: int) -> int | None:
+        """The pool's layer that model layer `layer` uses."""
+        return self.layers.index(layer) if layer in self.layers else None
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of one slot with what is packed into it."""
+        return self.geometry.slot_bytes + sum(draft.slot_bytes for draft in self.packed_drafts)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDescription:
+    """All pools of a model, the anchor first."""
+
+    layer_count: int
+    pools: tuple[PoolDescription, ...]
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of one slot in every pool."""
+        return sum(pool.slot_bytes for pool in self.pools)
+
+    @property
+    def fingerprint(self) -> str:
+        """What goes into `Namespace.geometry`: two models that differ in it can't read each other's pages."""
+        return ";".join(
+            f"{pool.name}:{'+'.join(part.fingerprint for part in (pool.geometry, *pool.packed_drafts))}"
+            for pool in self.pools
+        )
+
+
+class TransformersConfig(Protocol):
+    """A config of transformers (`PretrainedConfig`), as far as it is needed here."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Its fields by name."""
+
+
+ModelConfig: TypeAlias = ModelDescription | TransformersConfig | Mapping[str, Any]
+"""A description of one's own, a transformers config, or the content of its config.json."""
+
+
+def full_attention(layers: int, kv_heads: int, head_dim: int, dtype: str, page_size: int) -> ModelDescription:
+    """A model of `layers` full-attention layers with K and V of shape [kv_heads, head_dim] per token each."""
+    tensors = (TensorSpec("k", (kv_heads, head_dim), dtype), TensorSpec("v", (kv_heads, head_dim), dtype))
+    geometry = PoolGeometry.uniform(layers, tensors, page_size)
+    return ModelDescription(layers, (PoolDescription("kv", geometry, tuple(range(layers))),))
+
+
+def describe_model(config: ModelConfig, page_size: int, dtype: str | None = None) -> ModelDescription:
+    """The pools of a model. `dtype` overrides the one that the config names.
+
+    Raises ConfigError, with the model's type and the reason, for a model whose state is not kept (so far: anything but
+    full attention in every layer).
+    """
+    if isinstance(config, ModelDescription):
+        return config
+    fields = dict(config) if isinstance(config, Mapping) else config.to_dict()
+    _refuse_other_state(fields)
+    heads = int(fields["num_attention_heads"])
+    return full_attention(
+        layers=int(fields["num_hidden_layers"]),
+        kv_heads=int(fields.get("num_key_value_heads") or heads),
+        head_dim=int(fields.get("head_dim") or int(fields["hidden_size"]) // heads),
+        dtype=dtype or _dtype_name(fields),
+        page_size=page_size,
+    )
+
+
+def _refuse_other_state(fields: Mapping[str, Any]) -> None:
+    model = fields.get("model_type", "(no model_type)")
+    if model not in FULL_ATTENTION:
+        raise ConfigError(f"model type {model!r} is not supported; these are: {', '.join(FULL_ATTENTION)}")
+    for field, state in _OTHER_STATE.items():
+        if fields.get(field):
+            raise ConfigError(f"model type {model!r} with {field}={fields[field]!r} has {state}, which is not kept yet")
+    kinds = sorted(set(fields.get("layer_types") or ()) - {"full_attention"})
+    if kinds:
+        raise ConfigError(f"model type {model!r} has layers of type {', '.join(kinds)}, which are not kept yet")
+    windowed = fields.get("use_sliding_window", True) and fields.get("sliding_window")
+    if windowed and not fields.get("layer_types"):
+        raise ConfigError(f"model type {model!r} has sliding_window={windowed}, which is not kept yet")
+
+
+def _dtype_name(fields: Mapping[str, Any]) -> str:
+    name = fields.get("dtype") or fields.get("torch_dtype") or "float32"
+    return str(name).removeprefix("torch.")

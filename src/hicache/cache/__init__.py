@@ -1,0 +1,10 @@
+"""The only door that engines use."""
+
+from hicache.cache.load import Load
+from hicache.cache.match import Match
+from hicache.cache.stats import CacheStats, PoolStats
+from hicache.cache.unified import UnifiedRadixCache
+
+Cache = UnifiedRadixCache
+
+__all__ = ["Cache", "CacheStats", "Load", "Match", "PoolStats", "UnifiedRadixCache"]

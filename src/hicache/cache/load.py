@@ -1,0 +1,43 @@
+"""A load that a request runs on: a layer may start once it has arrived, and the result says how much of it is good."""
+
+from collections.abc import Callable, Sequence
+
+from hicache.cache.match import Match
+from hicache.transfer import LayerProgress
+
+
+class Load:
+    """What `load_back` returns. `tokens` is the length to resume at if all goes well."""
+
+    def __init__(
+        self, match: Match, progress: Sequence[LayerProgress], timeout_s: float, settle: Callable[[Match], None]
+    ) -> None:
+        self.tokens = match.length_tokens
+        self._match = match
+        self._progress = tuple(progress)
+        self._timeout_s = timeout_s
+        self._settle = settle
+
+    @property
+    def done(self) -> bool:
+        """Whether the load has ended, so that `result` will not block. Never blocks itself."""
+        return all(progress.ended for progress in self._progress)
+
+    def wait(self, layer: int) -> None:
+        """Block until model layer `layer` of every page has arrived, or the load has ended. Before each layer.
+
+        A load that fails or takes too long does not fail here: `result` comes out short.
+        """
+        for progress in self._progress:
+            progress.wait(layer, self._timeout_s)
+
+    def result(self) -> int:
+        """Block until the load has ended; the tokens that are really there, `tokens` if all went well.
+
+        When they are fewer, what was computed on top is void, and the slots that were lent beyond are gone:
+        drop the step and plan the request again.
+        """
+        for progress in self._progress:
+            progress.wait_end(self._timeout_s)
+        self._settle(self._match)
+        return min(self.tokens, self._match.length_tokens)

@@ -1,0 +1,277 @@
+"""A match is a request's account: what it pins, waits for and was lent. Releasing it gives all of it back."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from hicache.controller import LoadBack, Prefetch
+from hicache.controller.state import State, spread
+from hicache.coverage import Checkpoint
+from hicache.errors import InvariantError
+from hicache.keys import TOKEN_BYTES, Namespace
+from hicache.transfer import Event
+from hicache.tree import Pin, Receipt, Span, TreeMatch
+from hicache.units import HOLE, DeviceSlots, Int32Array, PoolName, Tier
+
+
+class Match:
+    """Made by `match_prefix`, extended by `load_back`, `allocate` and `insert`, ended by `release`.
+
+    `length_tokens` is how far the account's slots reach: the usable prefix, and what `allocate` added.
+    """
+
+    def __init__(
+        self,
+        state: State,
+        page_size: int,
+        namespace: Namespace,
+        tokens: bytes,
+        found: TreeMatch,
+        prefetch: Prefetch | None,
+    ) -> None:
+        self._state = state
+        self._page_size = page_size
+        self._prefetch = prefetch
+        self._found = found
+        self._receipts: list[Receipt] = []
+        self._load: LoadBack | None = None
+        self._unsettled = 0
+        self._lent: dict[PoolName, Int32Array] = {pool: _empty() for pool in state.pools}
+        self._retired: list[Mapping[PoolName, Int32Array]] = []
+        self._used = False
+        self._open = True
+        self._cached = dict.fromkeys(Tier, 0)
+        self.loads_begun = 0
+        self.namespace = namespace
+        self.tokens = tokens
+        self.length_tokens = 0
+        self._pin(found)
+
+    @property
+    def device_tokens(self) -> int:
+        """Tokens of the prompt that were usable on the device when they were matched."""
+        return self._found.device_pages * self._page_size
+
+    @property
+    def host_tokens(self) -> int:
+        """Tokens beyond those that a load would add."""
+        return max(0, self._found.usable_pages - self._found.device_pages) * self._page_size
+
+    @property
+    def cached_tokens(self) -> Mapping[str, int]:
+        """Prompt tokens that need no computing, by tier: device, host, storage. Final once a load has settled."""
+        return {tier.value: tokens for tier, tokens in self._cached.items()}
+
+    @property
+    def page_count(self) -> int:
+        """How many pages the account has slots for."""
+        return self._span.stop + self._lent_pages
+
+    @property
+    def loading(self) -> bool:
+        """Whether a load that it waits for has not settled yet."""
+        return self._unsettled > 0
+
+    def slots(self, pool: PoolName | None = None) -> DeviceSlots:
+        """Device slots of a pool (by default the anchor) by page, int32 [page_count]; HOLE where it needs none."""
+        self._require_open()
+        name = pool if pool is not None else self._state.group.anchor_entry.name
+        run = self._state.slots(self._span, name, Tier.DEVICE)
+        if self._load is not None:
+            run = np.where(run == HOLE, self._load.runs[name], run)
+        return DeviceSlots(np.concatenate((run, self._lent[name])).astype(np.int32, copy=False))
+
+    # What follows is for the cache that made the match.
+
+    @property
+    def lent(self) -> Mapping[PoolName, Int32Array]:
+        """Slots that belong to the request alone."""
+        retired = {pool: [run[pool] for run in self._retired if pool in run] for pool in self._lent}
+        return {pool: np.concatenate((run, *retired[pool])) for pool, run in self._lent.items()}
+
+    @property
+    def receipts(self) -> int:
+        """How many pins it holds."""
+        return len(self._receipts)
+
+    @property
+    def _lent_pages(self) -> int:
+        return max(len(run) for run in self._lent.values())
+
+    def use(self) -> None:
+        """The match is used for the first time: its hits and its recency count now, and once."""
+        if self._used:
+            return
+        self._used = True
+        counters = self._state.counters
+        counters.lookups += 1
+        counters.lookup_tokens += len(self.tokens) // TOKEN_BYTES
+        self._cached[Tier.DEVICE] = self.device_tokens
+        counters.hit_tokens[Tier.DEVICE] += self.device_tokens
+        self._state.tree.touch(self._found, self._found.usable_pages)
+
+    def start_load(self, span: Span, load: LoadBack) -> None:
+        """Run on pages that are loading, up to the end of `span`."""
+        self.loads_begun += 1
+        self._load = load
+        self._span = span
+        self._unsettled = len(load.ops)
+        self.length_tokens = span.stop * self._page_size
+        if not load.ops:
+            self._finish_load()
+
+    def load_settled(self, duplicates: Mapping[PoolName, Int32Array]) -> None:
+        """A load it waits for has settled."""
+        if duplicates:
+            self._retired.append(duplicates)
+        self._unsettled -= 1
+        if self._unsettled == 0:
+            self._finish_load()
+
+    def abandon_load(self) -> LoadBack | None:
+        """Wait no longer: go on with what is on the device. Returns the loads to leave."""
+        load = self._load
+        if load is not None:
+            self._unsettled = 0
+            self._finish_load()
+        return load
+
+    def lend(self, slots: Mapping[PoolName, Int32Array], pages: int, new_tokens: int) -> None:
+        """Add `pages` pages of slots. A snapshot slot lies at the last full page."""
+        state = self._state
+        self.length_tokens += new_tokens
+        boundary = self.length_tokens // self._page_size - self._span.stop - self._lent_pages - 1
+        for pool, run in self._lent.items():
+            taken = slots.get(pool, _empty())
+            if isinstance(state.group.get_entry(pool).coverage, Checkpoint):
+                at = np.zeros(pages, dtype=np.bool_)
+                at[boundary : boundary + len(taken)] = True
+                taken = spread(at, taken)
+            self._lent[pool] = np.concatenate((run, taken))
+
+    def wanted(self, new_tokens: int) -> tuple[int, dict[PoolName, int]]:
+        """How many pages `new_tokens` more tokens need, and the slots per pool."""
+        have = self.page_count
+        target = self.length_tokens + new_tokens
+        pages = max(0, -(-target // self._page_size) - have)
+        snapshots = int(pages > 0 and target // self._page_size > have)
+        demand = {}
+        for pool in self._lent:
+            coverage = self._state.group.get_entry(pool).coverage
+            count = snapshots if isinstance(coverage, Checkpoint) else pages
+            if count:
+                demand[pool] = count
+        return pages, demand
+
+    def hand_over(self, pages: int) -> dict[PoolName, Int32Array]:
+        """The lent slots of the account's pages up to page `pages`: what goes into the tree."""
+        count = pages - self._span.stop
+        return {pool: run[:count] for pool, run in self._lent.items()}
+
+    def handed_over(
+        self, found: TreeMatch, pages: int, duplicates: Mapping[PoolName, Int32Array], after: Event | None
+    ) -> None:
+        """The tree has taken them, but for `duplicates`. Pin what is there; free what only computation still reads."""
+        tree = self._state.tree
+        count = pages - self._span.stop
+        self._hold(found, pages, [tree.pin(found, Pin.HERE, pages)])
+        self._lent = {pool: run[count:] for pool, run in self._lent.items()}
+        self._retired.append(duplicates)
+        self._free_retired(after)
+
+    def computed(self, tokens: int) -> None:
+        """The request has computed `tokens` tokens in all."""
+        self.length_tokens = max(self.length_tokens, tokens)
+
+    def end(self, after: Event | None) -> LoadBack | None:
+        """Give everything back; slots once `after` has passed. Returns the loads to leave."""
+        self._require_open()
+        self._open = False
+        self._unpin()
+        self._retired.append(self._lent)
+        self._lent = {pool: _empty() for pool in self._lent}
+        self._free_retired(after)
+        return self._load
+
+    @property
+    def span(self) -> Span:
+        """The account's pages in the tree (or loading into it), from page 0."""
+        return self._span
+
+    def resume(self, pages: int) -> Span:
+        """Match again, up to `pages` pages, and pin what is there: the longest prefix to resume at, with loads."""
+        return self._pin(self._state.tree.match(self.namespace.fingerprint, self.tokens, pages))
+
+    def _pin(self, found: TreeMatch) -> Span:
+        tree = self._state.tree
+        receipts = [tree.pin(found, Pin.HERE, found.device_pages)]
+        if found.usable_pages > found.device_pages:
+            receipts.append(tree.pin(found, Pin.SOMEWHERE, found.usable_pages))
+        usable = tree.span(found, 0, found.usable_pages)
+        self._hold(found, found.device_pages, receipts)
+        self.length_tokens = found.device_pages * self._page_size
+        if not self._used:
+            self._found = found
+        return usable
+
+    def _hold(self, found: TreeMatch, pages: int, receipts: list[Receipt]) -> None:
+        """Stand on `pages` pages of the tree with new pins. What only the old ones kept may leave the tree here."""
+        self._span = self._state.tree.span(found, 0, pages)
+        self._unpin()
+        self._receipts = receipts
+
+    def require_settled(self) -> None:
+        """Raises InvariantError while a load is under way, or after the match was released."""
+        self._require_open()
+        if self.loading:
+            raise InvariantError("a load of this match has not settled; call load.result() first")
+
+    def _require_open(self) -> None:
+        if not self._open:
+            raise InvariantError("this match was released; match the prefix again")
+
+    def _finish_load(self) -> None:
+        """Keep what has arrived, pin it, count it. What was lent beyond a short load is used for the pages it lacks."""
+        state, planned = self._state, self._span.stop
+        found = state.tree.match(self.namespace.fingerprint, self.tokens, planned)
+        good = found.device_pages
+        self._hold(found, good, [state.tree.pin(found, Pin.HERE, good)])
+        self._load = None
+        self._count_load(good)
+        if good < planned:
+            self.length_tokens = good * self._page_size
+            self._retire_snapshots()
+
+    def _count_load(self, good: int) -> None:
+        size, counters = self._page_size, self._state.counters
+        device = min(self._found.device_pages, good)
+        stored = 0
+        if self._prefetch is not None:
+            stored = int(self._prefetch.fetched(good)[device:].sum())
+        self._cached = {
+            Tier.DEVICE: device * size,
+            Tier.HOST: (good - device - stored) * size,
+            Tier.STORAGE: stored * size,
+        }
+        for tier in (Tier.HOST, Tier.STORAGE):
+            counters.hit_tokens[tier] += self._cached[tier]
+
+    def _retire_snapshots(self) -> None:
+        for pool, run in self._lent.items():
+            if isinstance(self._state.group.get_entry(pool).coverage, Checkpoint):
+                self._retired.append({pool: run})
+                self._lent[pool] = np.full(len(run), HOLE, dtype=np.int32)
+
+    def _unpin(self) -> None:
+        for receipt in self._receipts:
+            self._state.tree.unpin(receipt)
+        self._receipts.clear()
+
+    def _free_retired(self, after: Event | None) -> None:
+        retired, self._retired = self._retired, []
+        for slots in retired:
+            self._state.free_device(slots, after)
+
+
+def _empty() -> Int32Array:
+    return np.empty(0, dtype=np.int32)

@@ -1,0 +1,212 @@
+"""The door: everything an engine asks of the cache, on one thread, and nothing that blocks on I/O but `Load.wait`."""
+
+from collections.abc import Mapping
+
+from hicache.cache.audit import audit
+from hicache.cache.load import Load
+from hicache.cache.match import Match
+from hicache.cache.stats import CacheStats, cache_stats
+from hicache.cache.tokens import Tokens, token_bytes
+from hicache.controller import HybridCacheController, LoadBack, Prefetch
+from hicache.errors import ClosedError
+from hicache.keys import TOKEN_BYTES, Namespace
+from hicache.pools import SlotAllocator
+from hicache.storage import PageStore
+from hicache.transfer import Event
+from hicache.units import DeviceSlots, PoolName, Tier
+
+LOAD_ATTEMPTS = 2
+"""A load that came short is planned once more for the best remaining length; then the hit is what is on the device."""
+
+
+class UnifiedRadixCache:
+    """One radix tree and one group of pools on device, host and storage. Built by `build_kv_cache`.
+
+    Every method belongs to one thread, the owner's (the engine's scheduler). Tokens may be little-endian uint32
+    bytes or integer arrays. Later use of a closed cache raises ClosedError.
+    """
+
+    def __init__(
+        self,
+        controller: HybridCacheController,
+        device_allocators: Mapping[PoolName, SlotAllocator],
+        *,
+        page_size: int,
+        transfer_timeout_s: float,
+        prefetch_timeout_s: float,
+    ) -> None:
+        self._controller = controller
+        self._device_allocators = dict(device_allocators)
+        self._page_size = page_size
+        self._transfer_timeout_s = transfer_timeout_s
+        self._prefetch_timeout_s = prefetch_timeout_s
+        self._matches: dict[int, Match] = {}
+        self._troubles: tuple[str, ...] = ()
+        self._closed = False
+
+    @property
+    def page_size(self) -> int:
+        """Tokens per page."""
+        return self._page_size
+
+    @property
+    def controller(self) -> HybridCacheController:
+        """What moves the pages."""
+        return self._controller
+
+    def prefetch(self, tokens: Tokens, namespace: Namespace, timeout_s: float | None = None) -> Prefetch:
+        """Fetch in the background what memory lacks of a prompt and storage has; `done` after `timeout_s` at most.
+
+        Settled by `poll`. Give the ticket to `match_prefix`, or to `cancel_prefetch` when the request goes away.
+        """
+        self._require_open()
+        raw = token_bytes(tokens)
+        timeout = self._prefetch_timeout_s if timeout_s is None else timeout_s
+        return self._controller.prefetch(namespace.fingerprint, raw, self._reusable_pages(raw), timeout)
+
+    def cancel_prefetch(self, prefetch: Prefetch) -> None:
+        """Nobody waits for it any more. What is under way still lands in the tree."""
+        self._controller.cancel_prefetch(prefetch)
+
+    def match_prefix(self, tokens: Tokens, namespace: Namespace, prefetch: Prefetch | None = None) -> Match:
+        """What of a prompt is usable, by tier, pinned. At least its last token is left to compute.
+
+        `prefetch` is the prompt's ticket: it tells what came from storage.
+        """
+        self._require_open()
+        raw = token_bytes(tokens)
+        state = self._controller.state
+        found = state.tree.match(namespace.fingerprint, raw, self._reusable_pages(raw))
+        match = Match(state, self._page_size, namespace, raw, found, prefetch)
+        self._matches[id(match)] = match
+        return match
+
+    def load_back(self, match: Match) -> Load | None:
+        """Begin to load what the match has on the host: its device slots are known at once, its bytes come by layer.
+
+        None: device pages are being written back to make room, ask again after `poll`. Where there is no room to
+        be had at all, the load is just what the device holds.
+        """
+        self._require_open()
+        match.require_settled()
+        span = match.span if match.loads_begun >= LOAD_ATTEMPTS else match.resume(self._reusable_pages(match.tokens))
+        match.use()
+        back = self._controller.load(span, match)
+        if back is None and self._controller.writing_back:
+            return None
+        if back is None:
+            self._controller.state.counters.load_refused += 1
+            span, back = match.span, LoadBack((), {})
+        match.start_load(span, back)
+        return Load(match, [op.progress for op in back.ops], self._transfer_timeout_s, self._settle)
+
+    def allocate(self, match: Match, new_tokens: int) -> Mapping[PoolName, DeviceSlots] | None:
+        """Lend the match slots for `new_tokens` more tokens: the new pages' slots per pool, all pools or none.
+
+        None: not enough slots are free now. If device pages are being written back, ask again after `poll`; else
+        they are in use by others.
+        """
+        self._require_open()
+        match.use()
+        pages, demand = match.wanted(new_tokens)
+        reservation = self._controller.mem_pool_host.reserve(demand, Tier.DEVICE)
+        if reservation is None:
+            return None
+        slots = reservation.commit()
+        match.lend(slots, pages, new_tokens)
+        return {pool: DeviceSlots(run) for pool, run in slots.items()}
+
+    def insert(self, match: Match, tokens: Tokens, after: Event | None = None) -> Match:
+        """Put the full pages of `tokens` (all that the request has computed) into the tree, to be shared from now on.
+
+        Returns the match, whose `slots` may have changed: pages that somebody else had inserted first are used
+        instead, and the request's own are freed once `after`, the computation that wrote and reads them, has passed.
+        """
+        self._require_open()
+        match.require_settled()
+        raw = token_bytes(tokens)
+        pages = len(raw) // TOKEN_BYTES // self._page_size
+        if pages > match.span.stop:
+            self._hand_over(match, raw, pages, after)
+        match.computed(len(raw) // TOKEN_BYTES)
+        return match
+
+    def release(self, match: Match, after: Event | None = None) -> None:
+        """End a match at any point: pins, loads and lent slots are given back, the slots once `after` has passed."""
+        load = match.end(after)
+        if load is not None:
+            self._controller.leave(load, match)
+        del self._matches[id(match)]
+
+    def poll(self) -> None:
+        """Settle what workers have finished. Once per scheduler step, unconditionally."""
+        self._require_open()
+        self._controller.poll()
+
+    def evict(self, tier: Tier, pages: int | None = None) -> int:
+        """Free up to `pages` pages of the device or host tier (None: all that may go). Returns how many went at once.
+
+        Device pages without a host copy are written back first: call again after `poll`.
+        """
+        self._require_open()
+        return self._controller.evict(tier, pages)
+
+    def attach_storage_backend(self, store: PageStore) -> None:
+        """Use a page store from now on; it is closed with the cache. Raises StorageError when one is attached."""
+        self._require_open()
+        self._controller.attach_storage_backend(store)
+        self._troubles = ()
+
+    def detach_storage_backend(self) -> None:
+        """Stop using the page store. It is closed once the transfers under way have settled."""
+        self._require_open()
+        self._controller.detach_storage_backend()
+
+    def run_without_storage(self, reason: str) -> None:
+        """Say in `health` why a store that was asked for is not in use."""
+        self._troubles = (reason,)
+
+    def health(self) -> tuple[str, ...]:
+        """One sentence for each thing that is degraded now; empty when all is well. Serving goes on either way."""
+        store = self._controller.storage
+        return self._troubles + (store.health() if store is not None else ())
+
+    def stats(self) -> CacheStats:
+        """Per pool and tier: slots, bytes; hits in tokens with their denominator; transfers in flight; failures."""
+        self._require_open()
+        return cache_stats(self._controller, self._device_allocators, self._matches.values())
+
+    def audit(self) -> None:
+        """Raises InvariantError unless every slot is exactly one of free, cached, lent and in flight."""
+        self._require_open()
+        audit(self._controller, self._device_allocators, self._matches.values())
+
+    def close(self) -> None:
+        """Settle all transfers, destroy every pool once, return the memory. Closing again does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        self._controller.close()
+        self._matches.clear()
+
+    def _hand_over(self, match: Match, raw: bytes, pages: int, after: Event | None) -> None:
+        state = self._controller.state
+        inserted = raw[: pages * self._page_size * TOKEN_BYTES]
+        runs = match.hand_over(pages)
+        result = state.tree.insert(match.namespace.fingerprint, inserted, match.span.stop, runs)
+        match.handed_over(result.match, pages, result.duplicates, after)
+        self._controller.computed(match.span, after)
+
+    def _settle(self, match: Match) -> None:
+        self._controller.poll()
+        if match.loading:
+            load = match.abandon_load()
+            if load is not None:
+                self._controller.give_up(load, match)
+
+    def _reusable_pages(self, raw: bytes) -> int:
+        return max(0, len(raw) // TOKEN_BYTES - 1) // self._page_size
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise ClosedError("this cache was closed; build a new one")

@@ -1,0 +1,202 @@
+"""Reserve, submit, settle: complete or abort, never half. Failures here shrink a hit and are counted."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from hicache.controller.agree import Agree
+from hicache.controller.backup import Backups
+from hicache.controller.dispatch import Dispatcher
+from hicache.controller.fetches import Fetches
+from hicache.controller.loads import LoadBack, Loads, Waiter
+from hicache.controller.prefetch import Prefetch, Prefetches
+from hicache.controller.reclaim import Reclaimer
+from hicache.controller.state import State
+from hicache.controller.stores import Attachment, Stores
+from hicache.errors import StorageError
+from hicache.pools import HostPool, HostPoolGroup, PoolEntry
+from hicache.storage import PageStore
+from hicache.transfer.executor import Executor
+from hicache.transfer.messages import Event
+from hicache.tree import EvictionPolicy, RadixTree, Span, TreePool
+from hicache.units import Tier
+
+WritePolicy = Literal["write_through", "write_back"]
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerConfig:
+    """What a controller is told. `page_size` in tokens, batches in pages."""
+
+    page_size: int
+    write_policy: WritePolicy = "write_through"
+    batch_pages: int = 32
+
+
+class HybridCacheController:
+    """Moves the pages of a whole group between device, host and storage. Lives on the owner's thread."""
+
+    def __init__(
+        self,
+        entries: Iterable[PoolEntry],
+        layer_count: int,
+        config: ControllerConfig,
+        executor: Executor,
+        *,
+        clock: Callable[[], float],
+        agree: Agree,
+        policy: EvictionPolicy,
+    ) -> None:
+        self.mem_pool_host = HostPoolGroup(layer_count, [self._with_reclaim(entry) for entry in entries])
+        coverages = {entry.name: entry.coverage for entry in self.mem_pool_host.entries if entry.derived_from is None}
+        tree = RadixTree(
+            config.page_size,
+            [TreePool(name, coverage) for name, coverage in coverages.items()],
+            policy=policy,
+            host_duplicates_first=config.write_policy == "write_back",
+        )
+        self._state = State(self.mem_pool_host, tree, Dispatcher(executor, agree))
+        self._write_through = config.write_policy == "write_through"
+        self._clock = clock
+        self._agree = agree
+        self._attachment: Attachment | None = None
+        self._detached: list[tuple[int, PageStore]] = []
+        self._epochs = 0
+        self._backups = Backups(self._state, self._backed_up)
+        self._loads = Loads(self._state, coverages, config.page_size)
+        self._stores = Stores(self._state, config.batch_pages)
+        self._fetches = Fetches(self._state, config.batch_pages, config.page_size)
+        self._prefetches = Prefetches(self._state, self._fetches, coverages, config.page_size)
+        self._reclaimer = Reclaimer(self._state, self._backups)
+
+    @property
+    def state(self) -> State:
+        """Tree, group, what is in flight, counters."""
+        return self._state
+
+    @property
+    def fetches(self) -> Fetches:
+        """The fetches under way."""
+        return self._fetches
+
+    @property
+    def storage_host_pool(self) -> HostPool:
+        """The anchor's physical host pool: never the group, which is `mem_pool_host`."""
+        return self.mem_pool_host.storage_host_pool
+
+    @property
+    def storage(self) -> PageStore | None:
+        """The attached page store."""
+        return self._attachment.store if self._attachment is not None else None
+
+    @property
+    def writing_back(self) -> bool:
+        """Whether a backup is in flight: device pages will be clean, and can go, once it has settled."""
+        return self._backups.running > 0
+
+    def write(self, span: Span, after: Event | None = None) -> bool:
+        """Back up, once `after` has passed, and store what a span (from page 0) holds. False: the host is full."""
+        taken = self._backups.start(span, after)
+        self._store(span)
+        return taken
+
+    def computed(self, span: Span, after: Event | None) -> None:
+        """New pages are in the tree, at the end of `span` (from page 0): write them through, if that is the policy."""
+        if self._write_through:
+            self.write(span, after)
+
+    def load(self, span: Span, waiter: Waiter) -> LoadBack | None:
+        """Load what resuming at the end of `span` (from page 0) lacks on the device. None when there is no room."""
+        return self._loads.start(span, waiter)
+
+    def leave(self, load: LoadBack, waiter: Waiter) -> None:
+        """The waiter has gone; its loads go on."""
+        self._loads.leave(load.ops, waiter)
+
+    def give_up(self, load: LoadBack, waiter: Waiter) -> None:
+        """The waiter has waited long enough for its loads."""
+        self._loads.give_up(load.ops, waiter)
+
+    def prefetch(self, namespace: bytes, tokens: bytes, pages: int, timeout_s: float) -> Prefetch:
+        """Fetch from storage what the first `pages` pages of `tokens` lack in memory."""
+        return self._prefetches.start(namespace, tokens, pages, self.now() + timeout_s, self._attachment)
+
+    def cancel_prefetch(self, prefetch: Prefetch) -> None:
+        """Nobody waits for it any more."""
+        self._prefetches.cancel(prefetch)
+
+    def evict(self, tier: Tier, pages: int | None) -> int:
+        """Free up to `pages` anchor pages of a tier (None: all that can go). Returns how many went at once.
+
+        Device pages without a host copy are written back first, and go at a later call.
+        """
+        anchor = self.mem_pool_host.anchor_entry.name
+        before = self._state.available(anchor, tier)
+        most = self._state.tree.evictable(anchor, tier)
+        count = before + (most if pages is None else min(pages, most))
+        if tier is Tier.DEVICE:
+            self._reclaimer.evict_device(anchor, count)
+        else:
+            self._reclaimer.evict_host(anchor, count)
+        return self._state.available(anchor, tier) - before
+
+    def attach_storage_backend(self, store: PageStore) -> None:
+        """Use a page store from now on. Raises StorageError when one is attached already."""
+        if self._attachment is not None:
+            raise StorageError("a storage backend is attached; detach it first")
+        self._epochs += 1
+        self._attachment = Attachment(store, self._epochs)
+
+    def detach_storage_backend(self) -> None:
+        """Stop using the page store. It is closed once the transfers under way have settled."""
+        if self._attachment is None:
+            return
+        self._prefetches.end_all()
+        self._detached.append((self._state.dispatcher.newest_id, self._attachment.store))
+        self._attachment = None
+        self._close_detached()
+
+    def poll(self) -> None:
+        """Settle what the workers have finished. Once per scheduler step, whatever the step does."""
+        self._state.dispatcher.poll()
+        self._state.free_deferred()
+        self._state.free_quarantined()
+        self._prefetches.expire(self.now())
+        self._close_detached()
+
+    def now(self) -> float:
+        """The time that all ranks agree on, in seconds."""
+        return self._agree.now(self._clock())
+
+    def close(self) -> None:
+        """Settle all transfers, then give the memory back and close the store."""
+        self.detach_storage_backend()
+        self._state.dispatcher.close()
+        self._state.wait_deferred()
+        self._close_detached()
+        self.mem_pool_host.close()
+
+    def _with_reclaim(self, entry: PoolEntry) -> PoolEntry:
+        """The entry with the cache's own way of making room. The functions run only once the controller is built."""
+        if entry.derived_from is not None:
+            return entry
+        name = entry.name
+        return replace(
+            entry,
+            host_evict_fn=lambda count: self._reclaimer.evict_host(name, count),
+            host_evictable_fn=lambda: self._state.tree.evictable(name, Tier.HOST),
+            device_evict_fn=lambda count: self._reclaimer.evict_device(name, count),
+            device_evictable_fn=lambda: self._state.tree.evictable(name, Tier.DEVICE),
+        )
+
+    def _backed_up(self, span: Span) -> None:
+        self._store(span)
+
+    def _store(self, span: Span) -> None:
+        if self._attachment is not None:
+            self._stores.start(span, self._attachment)
+
+    def _close_detached(self) -> None:
+        oldest = self._state.dispatcher.oldest_id
+        while self._detached and self._detached[0][0] < oldest:
+            self._detached.pop(0)[1].close()

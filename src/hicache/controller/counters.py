@@ -1,0 +1,35 @@
+"""What happened, in numbers that only grow: every failure that shrinks a hit is counted here."""
+
+from dataclasses import asdict, dataclass, field
+
+from hicache.units import Tier
+
+
+@dataclass(slots=True)
+class Counters:
+    """Counts since the cache was built. Tokens unless the name says otherwise."""
+
+    lookups: int = 0
+    lookup_tokens: int = 0
+    hit_tokens: dict[Tier, int] = field(default_factory=lambda: dict.fromkeys(Tier, 0))
+    backup_pages: int = 0
+    backup_failed_pages: int = 0
+    backup_refused_pages: int = 0
+    dropped_pages: int = 0
+    load_pages: int = 0
+    load_failed: int = 0
+    load_refused: int = 0
+    store_pages: int = 0
+    store_failed_pages: int = 0
+    store_refused_pages: int = 0
+    fetch_pages: int = 0
+    fetch_failed_pages: int = 0
+    fetch_refused_pages: int = 0
+    prefetches: int = 0
+    prefetch_deadlines: int = 0
+
+    def snapshot(self) -> dict[str, int]:
+        """The counts by name; hits by tier as `hit_tokens_device` and so on."""
+        counts = asdict(self)
+        hits = counts.pop("hit_tokens")
+        return counts | {f"hit_tokens_{tier.value}": tokens for tier, tokens in hits.items()}

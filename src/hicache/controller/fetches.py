@@ -1,0 +1,208 @@
+"""The fetches under a prefetch: reserved outside the tree, joined per page, inserted in order as batches settle."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+
+from hicache.controller.dispatch import InFlight
+from hicache.controller.state import State, present, spread
+from hicache.controller.stores import Attachment
+from hicache.coverage import Full
+from hicache.keys import KEY_BYTES
+from hicache.storage import chain_keys
+from hicache.transfer.messages import Completion, Fetch, StoredPages
+from hicache.tree import Pin, Receipt, TreeMatch
+from hicache.units import HOLE, BoolArray, HostSlots, Int32Array, PageRange, PoolName, Tier
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """A prompt's full pages: its tokens (little-endian uint32) and one 32-byte key per page."""
+
+    namespace: bytes
+    tokens: bytes
+    keys: bytes
+
+    @property
+    def pages(self) -> int:
+        """How many full pages it has."""
+        return len(self.keys) // KEY_BYTES
+
+    def key(self, page: int) -> bytes:
+        """The key of one page."""
+        return self.keys[page * KEY_BYTES : (page + 1) * KEY_BYTES]
+
+
+@dataclass(eq=False, slots=True)
+class FetchOp:
+    """One fetch. `slots`: the host slots it reserved, by page of the prefix; `arrived`: the pages it brought."""
+
+    prefix: Prefix
+    attachment: Attachment
+    slots: Mapping[PoolName, Int32Array]
+    receipts: list[Receipt]
+    linked_pages: int
+    batches: list[PageRange]
+    arrived: BoolArray
+    settled: dict[PageRange, Mapping[PoolName, BoolArray]] = field(default_factory=dict)
+    cut: int | None = None
+    whole: bool = True
+    on_end: list[Callable[[], None]] = field(default_factory=list)
+
+
+class Fetches:
+    """Starts and settles fetches. A page is in at most one fetch at a time."""
+
+    def __init__(self, state: State, batch_pages: int, page_size: int) -> None:
+        self._state = state
+        self._batch_pages = batch_pages
+        self._page_bytes = page_size * 4
+        self._by_key: dict[bytes, FetchOp] = {}
+        self._ops: list[FetchOp] = []
+        self._full = [pool for pool in state.pools if isinstance(state.group.get_entry(pool).coverage, Full)]
+
+    def under_way(self, prefix: Prefix, wanted: Mapping[PoolName, BoolArray]) -> FetchOp | None:
+        """The first fetch of others that brings a page of these."""
+        if not self._by_key:
+            return None
+        pages = np.flatnonzero(np.logical_or.reduce(list(wanted.values())))
+        return next((op for page in pages if (op := self._by_key.get(prefix.key(int(page)))) is not None), None)
+
+    def start(
+        self, prefix: Prefix, match: TreeMatch, wanted: Mapping[PoolName, BoolArray], attachment: Attachment
+    ) -> FetchOp | None:
+        """Fetch the pages that are set in `wanted`, to extend `match`. None, nothing taken, when the host is full."""
+        state = self._state
+        receipt = state.tree.pin_span(state.tree.span(match, 0, match.pages), Pin.SOMEWHERE)
+        demand = {pool: int(pages.sum()) for pool, pages in wanted.items() if pages.any()}
+        reservation = state.group.reserve(demand, Tier.HOST)
+        if reservation is None:
+            state.tree.unpin(receipt)
+            return None
+        with reservation:
+            op = FetchOp(
+                prefix,
+                attachment,
+                {pool: spread(wanted[pool], reservation.slots[pool]) for pool in demand},
+                [receipt],
+                match.pages,
+                list(self._cut_batches(wanted)),
+                np.zeros(prefix.pages, dtype=np.bool_),
+            )
+            for batch in op.batches:
+                self._submit(op, batch)
+            reservation.commit()
+        self._ops.append(op)
+        return op
+
+    @property
+    def running(self) -> int:
+        """How many fetches are under way."""
+        return len(self._ops)
+
+    def parked_slots(self) -> Iterator[Mapping[PoolName, Int32Array]]:
+        """Host slots of batches that have arrived and wait for an earlier one."""
+        for op in self._ops:
+            for batch in op.settled:
+                yield {pool: present(run[batch.start : batch.stop]) for pool, run in op.slots.items()}
+
+    def _cut_batches(self, wanted: Mapping[PoolName, BoolArray]) -> Iterator[PageRange]:
+        pages = np.flatnonzero(np.logical_or.reduce(list(wanted.values())))
+        for first in range(0, len(pages), self._batch_pages):
+            batch = pages[first : first + self._batch_pages]
+            yield PageRange(int(batch[0]), int(batch[-1]) + 1)
+
+    def _submit(self, op: FetchOp, batch: PageRange) -> None:
+        state = self._state
+        prefix = op.prefix
+        parent = prefix.key(batch.start - 1) if batch.start else prefix.namespace
+        keys = prefix.keys[batch.start * KEY_BYTES : batch.stop * KEY_BYTES]
+        content, host = [], {}
+        for pool, run in op.slots.items():
+            taken = run[batch.start : batch.stop] != HOLE
+            if not taken.any():
+                continue
+            host[pool] = HostSlots(run[batch.start : batch.stop][taken])
+            for member in state.members(pool):
+                chain = chain_keys(prefix.namespace, member, parent, keys)
+                chosen = tuple(chain[page] for page in np.flatnonzero(taken))
+                content.append(StoredPages(member, chosen, state.views(member, host[pool])))
+        for page in range(batch.start, batch.stop):
+            self._by_key[prefix.key(page)] = op
+        message = Fetch(state.dispatcher.next_id(), op.attachment.store, tuple(content))
+        state.dispatcher.submit(message, InFlight(partial(self._settle, op, batch), host_slots=host))
+
+    def _settle(self, op: FetchOp, batch: PageRange, completion: Completion) -> None:
+        state = self._state
+        good = {}
+        for pool, run in op.slots.items():
+            taken = run[batch.start : batch.stop] != HOLE
+            good[pool] = np.zeros(len(batch), dtype=np.bool_)
+            good[pool][taken] = state.good(pool, int(taken.sum()), completion.good)
+        op.settled[batch] = good
+        while op.batches and op.batches[0] in op.settled:
+            first = op.batches.pop(0)
+            self._land(op, first, op.settled.pop(first))
+        if not op.batches:
+            self._end(op)
+
+    def _land(self, op: FetchOp, batch: PageRange, good: Mapping[PoolName, BoolArray]) -> None:
+        """Put a batch into the tree, up to the first page that a prefix can't do without and that did not come."""
+        state = self._state
+        self._count(op, batch, good)
+        keep = self._keep(op, batch, good)
+        runs = {}
+        for pool, run in op.slots.items():
+            slots = run[batch.start : batch.stop]
+            runs[pool] = np.where(good[pool] & keep, slots, HOLE).astype(np.int32)
+            state.free_host({pool: np.where(runs[pool] == HOLE, slots, HOLE)})
+        for page in range(batch.start, batch.stop):
+            del self._by_key[op.prefix.key(page)]
+        if keep.any():
+            self._insert(op, PageRange(batch.start, batch.start + int(keep.sum())), runs)
+
+    def _count(self, op: FetchOp, batch: PageRange, good: Mapping[PoolName, BoolArray]) -> None:
+        for pool, run in op.slots.items():
+            asked = run[batch.start : batch.stop] != HOLE
+            self._state.counters.fetch_pages += int(good[pool].sum())
+            failed = int((asked & ~good[pool]).sum())
+            self._state.counters.fetch_failed_pages += failed
+            op.whole = op.whole and failed == 0
+
+    def _keep(self, op: FetchOp, batch: PageRange, good: Mapping[PoolName, BoolArray]) -> BoolArray:
+        for pool in self._full:
+            if pool not in op.slots:
+                continue
+            lost = (op.slots[pool][batch.start : batch.stop] != HOLE) & ~good[pool]
+            if lost.any():
+                first = batch.start + int(lost.argmax())
+                op.cut = first if op.cut is None else min(op.cut, first)
+        pages = np.arange(batch.start, batch.stop)
+        return np.asarray(pages < (op.cut if op.cut is not None else batch.stop))
+
+    def _insert(self, op: FetchOp, pages: PageRange, runs: Mapping[PoolName, Int32Array]) -> None:
+        state = self._state
+        first = min(pages.start, op.linked_pages)
+        padded = {}
+        for pool, run in runs.items():
+            padded[pool] = np.full(pages.stop - first, HOLE, dtype=np.int32)
+            padded[pool][pages.start - first :] = run[: len(pages)]
+        tokens = op.prefix.tokens[: pages.stop * self._page_bytes]
+        result = state.tree.insert(op.prefix.namespace, tokens, first, padded, Tier.HOST)
+        state.free_host(result.duplicates)
+        span = state.tree.span(result.match, pages.start, pages.stop)
+        op.receipts.append(state.tree.pin_span(span, Pin.SOMEWHERE))
+        op.linked_pages = max(op.linked_pages, pages.stop)
+        for pool, run in runs.items():
+            came = run[: len(pages)] != HOLE
+            state.tree.mark_stored(span, pool, op.attachment.epoch, came)
+            op.arrived[pages.start : pages.stop] |= came
+
+    def _end(self, op: FetchOp) -> None:
+        self._ops.remove(op)
+        for receipt in op.receipts:
+            self._state.tree.unpin(receipt)
+        for callback in op.on_end:
+            callback()

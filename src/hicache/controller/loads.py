@@ -1,0 +1,194 @@
+"""L2 to L1: device slots at once, bytes layer by layer; a page that several requests want is loaded once."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol
+
+import numpy as np
+
+from hicache.controller.dispatch import InFlight
+from hicache.controller.state import State, spread
+from hicache.coverage import Coverage
+from hicache.pools import plan_load
+from hicache.transfer.messages import Completion, Load
+from hicache.transfer.progress import LayerProgress
+from hicache.tree import Pin, Receipt, Span
+from hicache.units import HOLE, BoolArray, DeviceSlots, HostSlots, Int32Array, PoolName, Tier
+
+
+class Waiter(Protocol):
+    """Whoever runs on pages that are still loading."""
+
+    def load_settled(self, duplicates: Mapping[PoolName, Int32Array]) -> None:
+        """A load has settled. `duplicates`: slots that the tree did not need, for this waiter to free when it may."""
+
+
+@dataclass(eq=False, slots=True)
+class LoadOp:
+    """One load in flight, and the requests that wait for it."""
+
+    span: Span
+    receipt: Receipt
+    pages: Mapping[PoolName, BoolArray]
+    device: Mapping[PoolName, DeviceSlots]
+    host: Mapping[PoolName, HostSlots]
+    progress: LayerProgress
+    waiters: list[Waiter] = field(default_factory=list)
+    settled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LoadBack:
+    """What a request got: the loads to wait for, and where the pages they bring lie on the device."""
+
+    ops: tuple[LoadOp, ...]
+    runs: Mapping[PoolName, Int32Array]
+
+
+class Loads:
+    """Starts, joins and settles loads."""
+
+    def __init__(self, state: State, coverages: Mapping[PoolName, Coverage], page_size: int) -> None:
+        self._state = state
+        self._coverages = coverages
+        self._page_size = page_size
+        self._by_host_slot: dict[PoolName, dict[int, tuple[LoadOp, int]]] = {pool: {} for pool in state.pools}
+
+    def start(self, span: Span, waiter: Waiter) -> LoadBack | None:
+        """Load what is needed to resume at the end of `span` (which starts at page 0) and isn't on the device.
+
+        None, with nothing taken, when the device has no room for it.
+        """
+        missing = {pool: self._missing(span, pool) for pool in self._state.pools}
+        joined, runs = self._join(span, missing)
+        own = {pool: pages for pool, pages in missing.items() if pages.any()}
+        ops = joined
+        if own:
+            op = self._reserve(span, own)
+            if op is None:
+                return None
+            self._submit(op)
+            ops = (*joined, op)
+            for pool, slots in op.device.items():
+                runs[pool][op.pages[pool]] = slots
+        for one in ops:
+            one.waiters.append(waiter)
+        return LoadBack(ops, runs)
+
+    def leave(self, ops: tuple[LoadOp, ...], waiter: Waiter) -> None:
+        """The waiter has gone; the loads go on."""
+        for op in ops:
+            if waiter in op.waiters:
+                op.waiters.remove(waiter)
+
+    def give_up(self, ops: tuple[LoadOp, ...], waiter: Waiter) -> None:
+        """The waiter has waited long enough. Nobody joins an overdue load; its slots stay in flight until it ends."""
+        self.leave(ops, waiter)
+        for op in ops:
+            if not op.settled:
+                self._state.counters.load_failed += 1
+                self._unlist(op)
+
+    def _missing(self, span: Span, pool: PoolName) -> BoolArray:
+        required = self._coverages[pool].required(span.stop, self._page_size)
+        missing: BoolArray = self._state.slots(span, pool, Tier.DEVICE) == HOLE
+        missing[: required.start] = False
+        return missing
+
+    def _join(
+        self, span: Span, missing: Mapping[PoolName, BoolArray]
+    ) -> tuple[tuple[LoadOp, ...], dict[PoolName, Int32Array]]:
+        """The loads under way that bring missing pages, which are then no longer missing."""
+        ops: dict[int, LoadOp] = {}
+        runs = {}
+        for pool, pages in missing.items():
+            runs[pool] = np.full(len(pages), HOLE, dtype=np.int32)
+            loading = self._by_host_slot[pool]
+            if not loading:
+                continue
+            host = self._state.slots(span, pool, Tier.HOST)
+            for page in np.flatnonzero(pages):
+                found = loading.get(int(host[page]))
+                if found is not None:
+                    op, slot = found
+                    ops[id(op)] = op
+                    runs[pool][page] = slot
+                    pages[page] = False
+        return tuple(ops.values()), runs
+
+    def _reserve(self, span: Span, pages: Mapping[PoolName, BoolArray]) -> LoadOp | None:
+        state = self._state
+        receipt = state.tree.pin_span(span, Pin.HOST, tuple(pages))
+        reservation = state.group.reserve({pool: int(wanted.sum()) for pool, wanted in pages.items()}, Tier.DEVICE)
+        if reservation is None:
+            state.tree.unpin(receipt)
+            return None
+        with reservation:
+            device = {pool: DeviceSlots(reservation.slots[pool]) for pool in pages}
+            host = {pool: HostSlots(state.slots(span, pool, Tier.HOST)[wanted]) for pool, wanted in pages.items()}
+            progress = LayerProgress(state.group.layer_count)
+            op = LoadOp(span, receipt, pages, device, host, progress)
+            reservation.commit()
+        return op
+
+    def _submit(self, op: LoadOp) -> None:
+        state = self._state
+        plan = plan_load(state.group, state.transfers(op.device, op.host))
+        message = Load(state.dispatcher.next_id(), plan, op.progress)
+        for pool, slots in op.host.items():
+            self._by_host_slot[pool].update(
+                (int(host), (op, int(device))) for host, device in zip(slots, op.device[pool], strict=True)
+            )
+        state.dispatcher.submit(message, InFlight(partial(self._settle, op), device_slots=op.device))
+
+    def _settle(self, op: LoadOp, completion: Completion) -> None:
+        state = self._state
+        op.settled = True
+        arrived, lost = self._split(op, completion)
+        state.free_device({pool: np.where(arrived[pool] == HOLE, op.device[pool], HOLE) for pool in arrived})
+        duplicates = state.tree.attach(
+            op.span, Tier.DEVICE, {pool: spread(op.pages[pool], run) for pool, run in arrived.items()}
+        )
+        self._unlist(op)
+        state.tree.unpin(op.receipt)
+        self._forget(op, lost)
+        self._tell(op, duplicates)
+
+    def _unlist(self, op: LoadOp) -> None:
+        for pool, slots in op.host.items():
+            loading = self._by_host_slot[pool]
+            for slot in slots:
+                if loading.get(int(slot), (None,))[0] is op:
+                    del loading[int(slot)]
+
+    def _split(
+        self, op: LoadOp, completion: Completion
+    ) -> tuple[dict[PoolName, Int32Array], dict[PoolName, BoolArray]]:
+        """The device slots that hold what they should (HOLE elsewhere), and the pages of the span that did not come."""
+        arrived, lost = {}, {}
+        for pool, slots in op.device.items():
+            good = self._state.good(pool, len(slots), completion.good)
+            arrived[pool] = np.where(good, slots, HOLE).astype(np.int32)
+            lost[pool] = np.zeros(len(op.pages[pool]), dtype=np.bool_)
+            lost[pool][op.pages[pool]] = ~good
+            self._state.counters.load_pages += int(good.sum())
+        return arrived, lost
+
+    def _forget(self, op: LoadOp, lost: Mapping[PoolName, BoolArray]) -> None:
+        """A host page that could not be read is not offered again."""
+        if not any(pages.any() for pages in lost.values()):
+            return
+        state = self._state
+        state.counters.load_failed += 1
+        for pool, pages in lost.items():
+            for page in np.flatnonzero(pages):
+                span = Span(op.span.node, op.span.start + int(page), op.span.start + int(page) + 1)
+                state.quarantine(state.tree.detach(span, Tier.HOST, [pool]))
+
+    def _tell(self, op: LoadOp, duplicates: Mapping[PoolName, Int32Array]) -> None:
+        waiters, op.waiters = op.waiters, []
+        if not waiters:
+            self._state.free_device(duplicates)
+        for index, waiter in enumerate(waiters):
+            waiter.load_settled(duplicates if index == 0 else {})

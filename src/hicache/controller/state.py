@@ -1,0 +1,138 @@
+"""What the parts of the controller share: one tree, one group, one dispatcher, one set of counters."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from hicache.controller.counters import Counters
+from hicache.controller.dispatch import DeferredFree, Dispatcher
+from hicache.pools import HostPoolGroup, PoolTransfer
+from hicache.transfer.messages import Event
+from hicache.tree import Eviction, RadixTree, Span
+from hicache.units import HOLE, BoolArray, DeviceSlots, HostSlots, Int32Array, PoolName, Tier
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantined:
+    """Slots that transfers up to message `newest_id` may still touch."""
+
+    newest_id: int
+    eviction: Eviction
+
+
+@dataclass(slots=True)
+class State:
+    """The owner's state. Nothing here is touched by another thread."""
+
+    group: HostPoolGroup
+    tree: RadixTree
+    dispatcher: Dispatcher
+    counters: Counters = field(default_factory=Counters)
+    deferred: list[DeferredFree] = field(default_factory=list)
+    quarantined: list[Quarantined] = field(default_factory=list)
+
+    @property
+    def pools(self) -> tuple[PoolName, ...]:
+        """The pools that have slots of their own, in the order of the group."""
+        return tuple(entry.name for entry in self.group.entries if entry.derived_from is None)
+
+    def members(self, pool: PoolName) -> tuple[PoolName, ...]:
+        """The pool and the pools that are derived from it: they lie at the same slots."""
+        return (pool, *(entry.name for entry in self.group.entries if entry.derived_from == pool))
+
+    def transfers(
+        self, device: Mapping[PoolName, DeviceSlots], host: Mapping[PoolName, HostSlots]
+    ) -> tuple[PoolTransfer, ...]:
+        """One transfer per physical pool, derived ones included."""
+        return tuple(
+            PoolTransfer(member, slots, host[pool]) for pool, slots in device.items() for member in self.members(pool)
+        )
+
+    def good(self, pool: PoolName, pages: int, good: Mapping[PoolName, BoolArray]) -> BoolArray:
+        """Which pages of a pool arrived in full: its own part and that of every pool derived from it."""
+        result = np.ones(pages, dtype=np.bool_)
+        for member in self.members(pool):
+            result &= good.get(member, np.zeros(pages, dtype=np.bool_))
+        return result
+
+    def views(self, pool: PoolName, slots: HostSlots) -> tuple[memoryview, ...]:
+        """Views of host pages, as storage reads and writes them."""
+        pages = self.group.get_pool(pool).pages
+        return tuple(memoryview(pages[slot]) for slot in slots)
+
+    def free_device(self, slots: Mapping[PoolName, Int32Array], after: Event | None = None) -> None:
+        """Give device slots back, once `after` has passed."""
+        taken = {pool: DeviceSlots(present(run)) for pool, run in slots.items() if np.any(run != HOLE)}
+        if not taken:
+            return
+        if after is not None and not after.query():
+            self.deferred.append(DeferredFree(after, taken))
+            return
+        for pool, run in taken.items():
+            self.group.get_entry(pool).side(Tier.DEVICE).free(run)
+
+    def free_host(self, slots: Mapping[PoolName, Int32Array]) -> None:
+        """Give host slots back."""
+        for pool, run in slots.items():
+            taken = present(run)
+            if len(taken):
+                self.group.free(HostSlots(taken), pool)
+
+    def available(self, pool: PoolName, tier: Tier) -> int:
+        """How many slots of a pool are free now."""
+        return self.group.get_entry(pool).side(tier).available()
+
+    def room(self, pool: PoolName, tier: Tier) -> int:
+        """How many slots of a pool are free now or could be made so."""
+        return self.available(pool, tier) + self.tree.evictable(pool, tier)
+
+    def free_eviction(self, eviction: Eviction) -> None:
+        """Give back what the tree has let go."""
+        self.free_device(eviction.freed.get(Tier.DEVICE, {}))
+        self.free_host(eviction.freed.get(Tier.HOST, {}))
+
+    def quarantine(self, eviction: Eviction) -> None:
+        """Keep slots that left the tree with bad data until no transfer that is in flight now can touch them."""
+        if any(eviction.freed.values()):
+            self.quarantined.append(Quarantined(self.dispatcher.newest_id, eviction))
+            self.free_quarantined()
+
+    def free_quarantined(self) -> None:
+        """Give back the slots whose transfers have all settled by now."""
+        oldest = self.dispatcher.oldest_id
+        waiting, self.quarantined = self.quarantined, []
+        for one in waiting:
+            if one.newest_id < oldest:
+                self.free_eviction(one.eviction)
+            else:
+                self.quarantined.append(one)
+
+    def free_deferred(self) -> None:
+        """Give back the slots whose computation has passed by now."""
+        waiting, self.deferred = self.deferred, []
+        for deferred in waiting:
+            self.free_device(deferred.device_slots, deferred.after)
+
+    def wait_deferred(self) -> None:
+        """Give back what is deferred, waiting for its computation."""
+        for deferred in self.deferred:
+            deferred.after.wait()
+        self.free_deferred()
+
+    def slots(self, span: Span, pool: PoolName, tier: Tier) -> Int32Array:
+        """The slots of a span in one pool and tier, HOLE where nothing is resident."""
+        return self.tree.slots(span, pool, tier, span.start, span.stop)
+
+
+def present(run: Int32Array) -> Int32Array:
+    """A run of slots without its holes."""
+    taken: Int32Array = run[run != HOLE]
+    return taken
+
+
+def spread(pages: BoolArray, slots: Int32Array) -> Int32Array:
+    """A run with `slots` at the pages that are set, in order, and HOLE elsewhere."""
+    run = np.full(len(pages), HOLE, dtype=np.int32)
+    run[pages] = slots
+    return run

@@ -1,0 +1,21 @@
+"""A slot is reused only after the transfer that touches it has settled, in every pool."""
+
+from hicache.transfer.executor import Executor
+from hicache.transfer.messages import Backup, Completion, Event, Fetch, Load, Message, Query, Store, StoredPages
+from hicache.transfer.progress import LayerProgress
+from hicache.transfer.threads import ThreadExecutor
+
+__all__ = [
+    "Backup",
+    "Completion",
+    "Event",
+    "Executor",
+    "Fetch",
+    "LayerProgress",
+    "Load",
+    "Message",
+    "Query",
+    "Store",
+    "StoredPages",
+    "ThreadExecutor",
+]

@@ -1,0 +1,57 @@
+"""An executor of threads: one each for backups, loads and stores, so that they keep their order; some for fetches."""
+
+import queue
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from hicache.errors import ClosedError
+from hicache.transfer.messages import Backup, Completion, Load, Message, Store
+from hicache.transfer.work import run
+
+
+class ThreadExecutor:
+    """Runs transfers on threads. numpy and file system calls let go of the interpreter: they run beside the owner."""
+
+    def __init__(self, fetch_workers: int = 2) -> None:
+        self._answers: queue.SimpleQueue[Completion] = queue.SimpleQueue()
+        self._backups = ThreadPoolExecutor(1, "hicache-backup")
+        self._loads = ThreadPoolExecutor(1, "hicache-load")
+        self._stores = ThreadPoolExecutor(1, "hicache-store")
+        self._fetches = ThreadPoolExecutor(fetch_workers, "hicache-fetch")
+        self._closed = False
+
+    def submit(self, message: Message) -> None:
+        """Take a transfer on. Returns at once. Raises ClosedError after `close`."""
+        if self._closed:
+            raise ClosedError("the transfer threads have ended; build a new cache")
+        self._lane(message).submit(self._run, message)
+
+    def poll(self) -> Sequence[Completion]:
+        """What has ended since the last call."""
+        answers = []
+        while not self._answers.empty():
+            answers.append(self._answers.get_nowait())
+        return answers
+
+    def close(self) -> Sequence[Completion]:
+        """Let every transfer end, stop the threads, and return what had not been polled."""
+        self._closed = True
+        for lane in (self._backups, self._loads, self._stores, self._fetches):
+            lane.shutdown(wait=True)
+        return self.poll()
+
+    def _lane(self, message: Message) -> ThreadPoolExecutor:
+        match message:
+            case Backup():
+                return self._backups
+            case Load():
+                return self._loads
+            case Store():
+                return self._stores
+            case _:
+                return self._fetches
+
+    def _run(self, message: Message) -> None:
+        self._answers.put(run(message))
+        if isinstance(message, Load):
+            message.progress.end()

@@ -1,0 +1,225 @@
+"""A small engine that computes fake bytes: every page's content follows from its tokens, so any mix-up shows."""
+
+import hashlib
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from hicache.builder import ModelDescription, PoolDescription, build_kv_cache
+from hicache.cache import Load, Match, UnifiedRadixCache
+from hicache.config import CacheConfig
+from hicache.controller import Prefetch
+from hicache.coverage import Checkpoint, Window
+from hicache.keys import Namespace
+from hicache.layout import PoolGeometry, TensorSpec
+from hicache.storage import PageStore, StorageBackend
+from hicache.testing.simulator import FaultRates, SimulatedExecutor
+from hicache.transfer import Executor
+from hicache.units import HOLE, ByteArray, DeviceSlots, HostSlots, Tier
+
+PAGE = 4
+LAYERS = 3
+
+
+def geometry(layers: int, size: int, tokens: int = PAGE) -> PoolGeometry:
+    """`layers` layers of one tensor of `size` bytes per token."""
+    return PoolGeometry.uniform(layers, (TensorSpec("x", (size,), "uint8"),), tokens)
+
+
+ONE_POOL = ModelDescription(LAYERS, (PoolDescription("kv", geometry(LAYERS, 5), (0, 1, 2)),))
+
+DERIVED = ModelDescription(
+    LAYERS,
+    (
+        PoolDescription("kv", geometry(LAYERS, 5), (0, 1, 2), packed_drafts=(geometry(2, 3),)),
+        PoolDescription("indexer", geometry(1, 7), (1,), derived_from="kv"),
+    ),
+)
+
+THREE_POOLS = ModelDescription(
+    LAYERS,
+    (
+        PoolDescription("kv", geometry(1, 5), (0,)),
+        PoolDescription("swa", geometry(1, 3), (1,), coverage=Window(2 * PAGE + 1)),
+        PoolDescription("state", geometry(1, 9, tokens=1), (2,), coverage=Checkpoint()),
+    ),
+)
+
+MODELS = {"one": ONE_POOL, "derived": DERIVED, "three": THREE_POOLS}
+
+
+def namespace(model: ModelDescription = ONE_POOL, salt: str = "") -> Namespace:
+    """The namespace of a model that does not exist."""
+    return Namespace(
+        model="test", weights="0" * 64, dtype="uint8", page_size=PAGE, geometry=model.fingerprint, salt=salt
+    )
+
+
+def tokens(*ids: int) -> bytes:
+    """Token ids as the cache wants them."""
+    return np.array(ids, dtype="<u4").tobytes()
+
+
+class Clock:
+    """A clock that stands still until it is told."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@dataclass
+class World:
+    """A cache over fake memory, and what an engine does with it."""
+
+    model: ModelDescription = ONE_POOL
+    device_pages: int = 16
+    host_pages: int = 32
+    executor: Executor = field(default_factory=lambda: SimulatedExecutor(0, FaultRates(start=1.0)))
+    backend: StorageBackend | None = None
+    write_policy: str = "write_through"
+    timeout_s: float = 1e-9
+    batch_pages: int = 2
+
+    def __post_init__(self) -> None:
+        self.clock = Clock()
+        self.namespace = namespace(self.model)
+        config = CacheConfig(
+            device_size=self.device_pages * self.model.slot_bytes,
+            host_size=self.host_pages * self.model.slot_bytes,
+            page_size=PAGE,
+            write_policy=self.write_policy,
+            transfer_timeout_s=self.timeout_s,
+            prefetch_batch_pages=self.batch_pages,
+        )
+        self.cache: UnifiedRadixCache = build_kv_cache(self.model, config, executor=self.executor, clock=self.clock)
+        if self.backend is not None:
+            self.cache.attach_storage_backend(PageStore(self.backend))
+
+    # What an engine does
+
+    def compute(self, match: Match, prompt: bytes) -> None:
+        """Write the right bytes to every page of the prompt that the account has beyond what it resumed at."""
+        pages = len(prompt) // 4 // PAGE
+        for name, pool in self._device_pools():
+            run = match.slots(self._source(name))[:pages]
+            self._write(name, pool, run, prompt)
+
+    def prefill(self, prompt: bytes, ticket: Prefetch | None = None, *, load: bool = True) -> Match:
+        """Serve a prompt: match, load, allocate, compute, insert. The match stays open."""
+        match = self.cache.match_prefix(prompt, self.namespace, ticket)
+        if load:
+            self.finish_load(match)
+        self.check(match)
+        missing = len(prompt) // 4 - match.length_tokens
+        if self.allocate(match, missing):
+            self.compute(match, prompt)
+            self.cache.insert(match, prompt)
+        return match
+
+    def finish_load(self, match: Match) -> Load | None:
+        """Load what is on the host and poll until it has settled."""
+        load = self.cache.load_back(match)
+        for _ in itertools.repeat(None, 50):
+            if load is not None and load.done:
+                break
+            self.cache.poll()
+            if load is None:
+                load = self.cache.load_back(match)
+        if load is not None:
+            load.result()
+        return load
+
+    def allocate(self, match: Match, new_tokens: int) -> bool:
+        """Ask for slots, letting write-backs settle in between."""
+        for _ in range(50):
+            if self.cache.allocate(match, new_tokens) is not None:
+                return True
+            self.cache.poll()
+        return False
+
+    def serve(self, prompt: bytes, ticket: Prefetch | None = None) -> Match:
+        """Prefill and release."""
+        match = self.prefill(prompt, ticket)
+        self.cache.release(match)
+        return match
+
+    def settle(self) -> None:
+        """Poll until nothing is in flight (what was lost stays so)."""
+        for _ in range(200):
+            self.cache.poll()
+
+    # What is right
+
+    def check(self, match: Match) -> None:
+        """Every page that the match resumes on holds the bytes that its tokens mean, in every pool."""
+        pages = match.length_tokens // PAGE
+        for name, pool in self._device_pools():
+            entry = self.cache.controller.mem_pool_host.get_entry(self._source(name))
+            required = entry.coverage.required(pages, PAGE)
+            run = match.slots(self._source(name))[required.start : required.stop]
+            assert not np.any(run == HOLE), (name, run)
+            got = pool.stage(DeviceSlots(run))
+            want = self._content(name, pool, match.tokens, range(required.start, required.stop))
+            np.testing.assert_array_equal(got, want, err_msg=f"pool {name}")
+
+    def cached(self, prompt: bytes) -> tuple[int, int]:
+        """Tokens usable on the device, and with loads."""
+        match = self.cache.match_prefix(prompt, self.namespace)
+        lengths = (match.device_tokens, match.device_tokens + match.host_tokens)
+        self.cache.release(match)
+        return lengths
+
+    def idle(self) -> None:
+        """Raises unless nothing is held, pinned or in flight, and all sums match."""
+        self.cache.audit()
+        stats = self.cache.stats()
+        assert stats.pins == 0, stats
+        assert stats.open_matches == 0, stats
+        assert stats.in_flight == 0, stats
+        for pool in stats.pools:
+            assert pool.other == 0, pool
+
+    def free_and_evictable(self, tier: Tier) -> int:
+        """Anchor slots that could be had."""
+        state = self.cache.controller.state
+        return state.room(state.group.anchor_entry.name, tier)
+
+    def _source(self, name: str) -> str:
+        entry = self.cache.controller.mem_pool_host.get_entry(name.split(".")[0])
+        return entry.derived_from or entry.name
+
+    def _device_pools(self):  # type: ignore[no-untyped-def]
+        for entry in self.cache.controller.mem_pool_host.entries:
+            yield entry.name, entry.device_pool
+            for index, draft in enumerate(entry.packed_draft_device_pools):
+                yield f"{entry.name}.draft{index}", draft
+
+    def _write(self, name: str, pool, run: np.ndarray, prompt: bytes) -> None:  # type: ignore[no-untyped-def]
+        pages = np.flatnonzero(run != HOLE)
+        content = self._content(name, pool, prompt, pages.tolist())
+        rows = HostSlots(np.arange(len(pages), dtype=np.int32))
+        for layer in range(len(pool.geometry.layers)):
+            pool.load_layer(DeviceSlots(run[pages]), content, rows, layer)
+
+    def _content(self, name: str, pool, prompt: bytes, pages: Sequence[int]) -> ByteArray:  # type: ignore[no-untyped-def]
+        return (
+            np.stack(
+                [
+                    page_content(self.namespace, name, prompt[: (page + 1) * PAGE * 4], pool.geometry.slot_bytes)
+                    for page in pages
+                ]
+            )
+            if len(pages)
+            else np.empty((0, pool.geometry.slot_bytes), np.uint8)
+        )
+
+
+def page_content(owner: Namespace, pool: str, prefix: bytes, size: int) -> ByteArray:
+    """The bytes of one page: they follow from the namespace, the pool and all tokens up to its end."""
+    seed = hashlib.sha256(owner.fingerprint + pool.encode() + b"\0" + prefix).digest()
+    return np.frombuffer(hashlib.shake_128(seed).digest(size), dtype=np.uint8)
