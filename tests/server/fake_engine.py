@@ -4,6 +4,7 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 
 from jinja2.exceptions import TemplateError
 
@@ -14,6 +15,29 @@ from hicache.units import Tier
 
 BOS = 256
 VOCABULARY = 300
+
+
+@dataclass(frozen=True)
+class Core:
+    """Numbers, each another one."""
+
+    steps: int = 31
+    prefill_tokens: int = 32
+    decode_tokens: int = 33
+    preemptions: int = 34
+    void_steps: int = 35
+    failed_requests: int = 36
+    running: int = 37
+    waiting: int = 38
+
+
+@dataclass(frozen=True)
+class Stats:
+    """What `FakeEngine.stats` gives."""
+
+    core: Core
+    cache: CacheStats
+
 
 CACHE_STATS = CacheStats(
     pools=(
@@ -28,6 +52,7 @@ CACHE_STATS = CacheStats(
     counters={"lookup_tokens": 100, "hit_tokens_host": 7, "load_pages": 9, "load_failed": 1, "dropped_pages": 0},
     storage=PageStoreStats(read_pages=11, read_bytes=704, damaged_pages=1),
 )
+STATS = Stats(Core(), CACHE_STATS)
 
 
 class FakeTokenizer:
@@ -131,8 +156,8 @@ class FakeEngine:
     def health(self) -> tuple[str, ...]:
         return self.degraded
 
-    def stats(self) -> CacheStats:
-        return CACHE_STATS
+    def stats(self) -> Stats:
+        return STATS
 
     def close(self) -> None:
         self.closed += 1

@@ -5,7 +5,7 @@ import json
 import httpx
 import pytest
 
-from hicache.errors import CapacityError, ClosedError
+from hicache.errors import CapacityError, ClosedError, ConfigError
 from tests.server.fake_engine import FailingStream, FakeEngine
 
 MODEL = "org/fake"
@@ -177,12 +177,14 @@ def test_unknown_path_and_method(http: httpx.Client) -> None:
     assert response.headers["allow"] == "POST"
 
 
-def test_capacity_is_a_400_and_a_closed_engine_a_503(http: httpx.Client, engine: FakeEngine) -> None:
+def test_what_the_engine_refuses_is_a_400_and_a_closed_engine_a_503(http: httpx.Client, engine: FakeEngine) -> None:
     engine.refusal = CapacityError("12 pages are needed; there are 8")
     error = error_of(http.post(TEXT, json=PROMPT))
     assert error["code"] == "context_length_exceeded" and "there are 8" in error["message"]
     engine.refusal = ClosedError("closed")
-    assert error_of(http.post(TEXT, json=PROMPT), 503)["code"] == "server_stopping"
+    assert error_of(http.post(TEXT, json=PROMPT), 503)["code"] == "engine_stopped"
+    engine.refusal = ConfigError("token id 7 does not exist")
+    assert error_of(http.post(TEXT, json=PROMPT))["param"] == "prompt"
 
 
 def test_bug_is_a_500_that_tells_no_secrets(http: httpx.Client, engine: FakeEngine) -> None:

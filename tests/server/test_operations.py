@@ -87,6 +87,14 @@ def test_metrics_count_requests_by_status(http: httpx.Client) -> None:
         ('hicache_storage_pages_total{outcome="damaged"}', 1),
         ('hicache_storage_bytes_total{direction="read"}', 704),
         ("hicache_degraded", 2),
+        ("hicache_engine_steps_total", 31),
+        ('hicache_engine_tokens_total{phase="prefill"}', 32),
+        ('hicache_engine_tokens_total{phase="decode"}', 33),
+        ("hicache_engine_preemptions_total", 34),
+        ('hicache_failures_total{kind="void_steps"}', 35),
+        ('hicache_failures_total{kind="failed_requests"}', 36),
+        ('hicache_engine_requests{state="running"}', 37),
+        ('hicache_engine_requests{state="waiting"}', 38),
     ],
 )
 def test_metrics_show_what_the_cache_knows(http: httpx.Client, engine: FakeEngine, name: str, value: float) -> None:

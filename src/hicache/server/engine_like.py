@@ -32,6 +32,44 @@ class StreamLike(Protocol):
         ...
 
 
+class CoreCounts(Protocol):
+    """Counts since the start, and how many requests run and wait now."""
+
+    @property
+    def steps(self) -> int: ...
+
+    @property
+    def prefill_tokens(self) -> int: ...
+
+    @property
+    def decode_tokens(self) -> int: ...
+
+    @property
+    def preemptions(self) -> int: ...
+
+    @property
+    def void_steps(self) -> int: ...
+
+    @property
+    def failed_requests(self) -> int: ...
+
+    @property
+    def running(self) -> int: ...
+
+    @property
+    def waiting(self) -> int: ...
+
+
+class StatsLike(Protocol):
+    """The numbers of an engine and its cache, taken together."""
+
+    @property
+    def core(self) -> CoreCounts: ...
+
+    @property
+    def cache(self) -> CacheStats: ...
+
+
 class EngineLike(Protocol):
     """A thread-safe door to the engine."""
 
@@ -52,6 +90,6 @@ class EngineLike(Protocol):
         """What is degraded, a line each; empty when all is well."""
         ...
 
-    def stats(self) -> CacheStats: ...
+    def stats(self) -> StatsLike: ...
 
     def close(self) -> None: ...

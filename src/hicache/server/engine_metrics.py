@@ -6,7 +6,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from hicache.cache import CacheStats, PoolStats
-from hicache.errors import ClosedError
+from hicache.server.engine_like import CoreCounts, StatsLike
 from hicache.storage import PageStoreStats
 
 FAILURES = frozenset(
@@ -27,25 +27,24 @@ FAILURES = frozenset(
 
 
 class EngineCollector(Collector):
-    """Reads `stats` and `health` at every scrape. A closed engine has nothing to say."""
+    """Reads `stats` and `health` at every scrape."""
 
-    def __init__(self, stats: Callable[[], CacheStats], health: Callable[[], tuple[str, ...]]) -> None:
+    def __init__(self, stats: Callable[[], StatsLike], health: Callable[[], tuple[str, ...]]) -> None:
         self._stats = stats
         self._health = health
 
     def collect(self) -> Iterator[Metric]:
-        try:
-            stats, degraded = self._stats(), self._health()
-        except ClosedError:
-            return
-        yield _gauge("hicache_degraded", "Things that are degraded now; /health names them", len(degraded))
+        both = self._stats()
+        core, stats = both.core, both.cache
+        yield _gauge("hicache_degraded", "Things that are degraded now; /health names them", len(self._health()))
+        yield from _core(core)
         yield from _pools(stats.pools)
         yield _hits(stats)
         yield _counter("hicache_cache_lookup_tokens", "Prompt tokens looked up in the cache", stats.lookup_tokens)
         yield _gauge("hicache_transfers_in_flight", "Transfers between tiers that have not settled", stats.in_flight)
         yield _gauge("hicache_open_matches", "Requests that hold pages of the cache", stats.open_matches)
         yield _gauge("hicache_pins", "Locks held on cached pages", stats.pins)
-        yield from _counted(stats)
+        yield from _counted(stats, core)
         yield _gauge("hicache_storage_attached", "1 while pages are stored", int(stats.storage is not None))
         if stats.storage is not None:
             yield from _storage(stats.storage)
@@ -57,6 +56,19 @@ def _gauge(name: str, text: str, value: int) -> Metric:
 
 def _counter(name: str, text: str, value: int) -> Metric:
     return CounterMetricFamily(name, text, value=value)
+
+
+def _core(core: CoreCounts) -> Iterator[Metric]:
+    requests = GaugeMetricFamily("hicache_engine_requests", "Requests in the engine now, by state", labels=("state",))
+    requests.add_metric(("running",), core.running)
+    requests.add_metric(("waiting",), core.waiting)
+    yield requests
+    tokens = CounterMetricFamily("hicache_engine_tokens", "Tokens that were computed, by phase", labels=("phase",))
+    tokens.add_metric(("prefill",), core.prefill_tokens)
+    tokens.add_metric(("decode",), core.decode_tokens)
+    yield tokens
+    yield _counter("hicache_engine_steps", "Steps that computed something", core.steps)
+    yield _counter("hicache_engine_preemptions", "Requests that gave way to an older one", core.preemptions)
 
 
 def _pools(pools: tuple[PoolStats, ...]) -> Iterator[Metric]:
@@ -81,7 +93,7 @@ def _hits(stats: CacheStats) -> Metric:
     return hits
 
 
-def _counted(stats: CacheStats) -> Iterator[Metric]:
+def _counted(stats: CacheStats, core: CoreCounts) -> Iterator[Metric]:
     failures = CounterMetricFamily("hicache_failures", "What went wrong and shrank a hit, by kind", labels=("kind",))
     work = CounterMetricFamily("hicache_cache_work", "What the cache has done, by kind", labels=("kind",))
     for kind, count in stats.counters.items():
@@ -89,6 +101,8 @@ def _counted(stats: CacheStats) -> Iterator[Metric]:
             failures.add_metric((kind,), count)
         elif not kind.startswith(("hit_tokens", "lookup_tokens")):
             work.add_metric((kind,), count)
+    failures.add_metric(("failed_requests",), core.failed_requests)
+    failures.add_metric(("void_steps",), core.void_steps)
     yield failures
     yield work
 

@@ -8,7 +8,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
-from hicache.errors import CapacityError, ClosedError
+from hicache.errors import CapacityError, ClosedError, ConfigError
 
 INVALID = "invalid_request_error"
 SERVER = "server_error"
@@ -74,11 +74,11 @@ def stopping() -> ApiError:
     return ApiError(503, "the server is stopping; try again later", kind=SERVER, code="server_stopping")
 
 
-def from_cache_error(error: CapacityError | ClosedError, param: str) -> ApiError:
+def from_cache_error(error: CapacityError | ClosedError | ConfigError, param: str) -> ApiError:
     """What a refusal by the engine means to a client."""
     if isinstance(error, ClosedError):
-        return stopping()
-    return invalid(param, str(error), "context_length_exceeded")
+        return ApiError(503, str(error), kind=SERVER, code="engine_stopped")
+    return invalid(param, str(error), "context_length_exceeded" if isinstance(error, CapacityError) else None)
 
 
 def install_handlers(app: FastAPI) -> None:

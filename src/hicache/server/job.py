@@ -9,7 +9,7 @@ from typing import TypeVar
 from fastapi import Request
 
 from hicache.engine.types import Chunk, SamplingParams, Usage
-from hicache.errors import CapacityError, ClosedError
+from hicache.errors import CapacityError, ClosedError, ConfigError
 from hicache.server.engine_like import EngineLike, StreamLike
 from hicache.server.errors import engine_failed, from_cache_error, stopping
 from hicache.server.metrics import ServerMetrics
@@ -100,7 +100,7 @@ class Job:
 def _submit(engine: EngineLike, one: Submission) -> StreamLike:
     try:
         return engine.submit(one.token_ids, one.params)
-    except (CapacityError, ClosedError) as error:
+    except (CapacityError, ClosedError, ConfigError) as error:
         raise from_cache_error(error, one.param) from error
 
 
