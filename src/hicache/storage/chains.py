@@ -22,6 +22,8 @@ ENTRY_ID_BYTES = 2 * PAGE_ID_BYTES + POOL_ID_BYTES
 FORMAT_VERSION = 1
 """Version of the bytes of a value. It is part of every entry id: two versions never read each other's values."""
 
+_MOST_REFUSED = 100_000
+
 _PERSON = b"hicache page %d" % FORMAT_VERSION
 
 
@@ -63,6 +65,7 @@ class ChainIndex:
         self._pages: dict[PageId, _Page] = {}
         self._children: dict[PageId, int] = {}
         self._queue: list[tuple[int, PageId]] = []
+        self._refused: set[PageId] = set()
         self._stored_bytes = 0
         self._reserved_bytes = 0
 
@@ -105,8 +108,19 @@ class ChainIndex:
         self.add(entry, size_bytes, used_ns)
         self.cancel(entry, size_bytes)
 
+    def refuse(self, entry: EntryId) -> None:
+        """Remembers that there was no room for this entry's page, until it is stored."""
+        if len(self._refused) >= _MOST_REFUSED:
+            self._refused.clear()
+        self._refused.add(entry[:PAGE_ID_BYTES])
+
+    def is_behind_refused(self, entry: EntryId) -> bool:
+        """Whether the page before it found no room: then this one, out of reach, must not push out what is in reach."""
+        return entry[PAGE_ID_BYTES : 2 * PAGE_ID_BYTES] in self._refused
+
     def add(self, entry: EntryId, size_bytes: int, used_ns: int) -> None:
         """Counts a stored entry, in place of an older one."""
+        self._refused.discard(entry[:PAGE_ID_BYTES])
         page = self._page(entry, used_ns)
         before = self._sizes.get(entry)
         if before is None:

@@ -78,11 +78,13 @@ class MemoryBackend:
 
     def _put(self, entry: EntryId, buffers: Buffers) -> bool:
         size_bytes = sum(part.nbytes for part in buffers)
-        if self._cap_bytes is not None and size_bytes > self._cap_bytes:
+        if self._cap_bytes is not None and (size_bytes > self._cap_bytes or self._index.is_behind_refused(entry)):
+            self._index.refuse(entry)
             return False
         self._index.reserve(entry, size_bytes)
         if not self._make_room():
             self._index.cancel(entry, size_bytes)
+            self._index.refuse(entry)
             return False
         self._values[entry] = b"".join(buffers)
         self._index.commit(entry, size_bytes, self._tick())

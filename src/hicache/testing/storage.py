@@ -11,6 +11,7 @@ import numpy as np
 
 from hicache.errors import ClosedError
 from hicache.storage import PageStore, StorageBackend, StorageKey, chain_keys
+from hicache.storage.codec import pool_digest
 
 SAMPLE_NAMESPACE = sha256(b"sample namespace").digest()
 
@@ -25,7 +26,7 @@ def sample_chain(
 
 def sample_value(key: StorageKey, size_bytes: int) -> bytes:
     """Bytes that only this key has."""
-    source = np.random.default_rng(list(sha256(key.namespace + key.page + key.pool.encode()).digest()))
+    source = np.random.default_rng(list(sha256(key.namespace + key.page + pool_digest(key.pool)).digest()))
     return source.bytes(size_bytes)
 
 

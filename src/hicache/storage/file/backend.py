@@ -183,8 +183,6 @@ class FileBackend:
 
     def _put(self, entry: EntryId, buffers: Buffers) -> bool:
         size_bytes = sum(part.nbytes for part in buffers)
-        if self._cap_bytes is not None and size_bytes > self._cap_bytes:
-            return False
         reserved = self._reserve(entry, size_bytes)
         if reserved is None:
             return False
@@ -203,6 +201,9 @@ class FileBackend:
 
     def _reserve(self, entry: EntryId, size_bytes: int) -> tuple[Temp, int] | None:
         with self._turn():
+            if self._cap_bytes is not None and (size_bytes > self._cap_bytes or self._index.is_behind_refused(entry)):
+                self._index.refuse(entry)
+                return None
             self._index.reserve(entry, size_bytes)
             self._temp_count += 1
             path = self._folder.temp_path(self._writer.name, self._temp_count, entry, size_bytes)
@@ -214,6 +215,7 @@ class FileBackend:
                 raise
             if handle is None:
                 self._index.cancel(entry, size_bytes)
+                self._index.refuse(entry)
                 return None
             self._tell(Change.RESERVED, entry, size_bytes)
             return temp, handle

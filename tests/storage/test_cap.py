@@ -1,0 +1,145 @@
+"""The byte cap holds at every moment, and what it costs are tails of chains that were used longest ago."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from hicache.storage import PageStore, StorageBackend
+from hicache.storage.file import FileBackend
+from hicache.storage.file.disk import Disk
+from hicache.storage.memory import MemoryBackend
+from hicache.testing.storage import sample_chain
+from tests.storage.support import PAGE_BYTES, load_pages, page_file, store_pages, value_bytes
+
+VALUE_BYTES = PAGE_BYTES + 256
+
+BACKENDS: list[Callable[[Path, int], StorageBackend]] = [
+    lambda folder, cap_bytes: FileBackend(folder, cap_bytes),
+    lambda folder, cap_bytes: MemoryBackend(cap_bytes),
+]
+
+
+@pytest.fixture(params=BACKENDS, ids=["file", "memory"])
+def make(request, tmp_path: Path):
+    return lambda pages: PageStore(request.param(tmp_path / "store", pages * VALUE_BYTES))
+
+
+def test_the_oldest_chain_goes_and_from_its_tail(make):
+    store = make(8)
+    old, young, new = (sample_chain(4, chain=name) for name in ("old", "young", "new"))
+    store_pages(store, old)
+    store_pages(store, young)
+    assert store_pages(store, new[:2]) == [True, True]
+    assert store.contains(old).tolist() == [True, True, False, False]
+    assert store.contains(young).all()
+    store.close()
+
+
+def test_what_was_read_is_young_again(make):
+    store = make(8)
+    first, second, new = (sample_chain(4, chain=name) for name in ("first", "second", "new"))
+    store_pages(store, first)
+    store_pages(store, second)
+    load_pages(store, first[3:])
+    store_pages(store, new[:3])
+    assert store.contains(first).all()
+    assert store.contains(second).tolist() == [True, False, False, False]
+    store.close()
+
+
+def test_a_chain_longer_than_the_store_keeps_its_head(make):
+    store = make(5)
+    keys = sample_chain(9)
+    assert store_pages(store, keys) == [True] * 5 + [False] * 4
+    assert store.stats().write_failed_pages == 4
+    assert store_pages(store, keys[7:]) == [False] * 2, "out of reach, and no reason to push out what is in reach"
+    store.delete(keys[3:5])
+    assert store_pages(store, keys) == [True] * 5 + [False] * 4
+    assert store.health() == (), "a full store is a healthy store"
+    store.close()
+
+
+def test_sidecars_count_and_leave_with_their_page(make):
+    store = make(6)
+    kv, state, new = sample_chain(3), sample_chain(3, pool="state"), sample_chain(1, chain="b")
+    store_pages(store, kv)
+    store_pages(store, state)
+    assert store_pages(store, new) == [True]
+    assert store.contains(kv).tolist() == store.contains(state).tolist() == [True, True, False]
+    store.close()
+
+
+def test_a_branch_keeps_what_it_shares(make):
+    store = make(4)
+    trunk = sample_chain(3)
+    branch = [type(trunk[0])(trunk[0].namespace, "kv", bytes([9] * 32), trunk[0].page)]
+    store_pages(store, trunk)
+    store_pages(store, branch)
+    assert store_pages(store, sample_chain(2, chain="b")) == [True, True]
+    assert store.contains(trunk).tolist() == [True, False, False]
+    assert store.contains(branch).all()
+    store.close()
+
+
+class MeasuringDisk(Disk):
+    """Notes the most bytes that ever lay in the store, looking after each call."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self.most_bytes = 0
+
+    def _look(self) -> None:
+        self.most_bytes = max(self.most_bytes, value_bytes(self._root))
+
+    def write(self, handle: int, parts: Sequence[memoryview]) -> None:
+        super().write(handle, parts)
+        self._look()
+
+    def replace(self, source: str, target: str) -> None:
+        super().replace(source, target)
+        self._look()
+
+
+def test_never_more_than_the_cap_also_while_pages_are_written_anew(tmp_path: Path):
+    disk = MeasuringDisk(tmp_path)
+    cap_bytes = 10 * VALUE_BYTES + 100
+    backend = FileBackend(tmp_path, cap_bytes, disk=disk)
+    store = PageStore(backend)
+    for i in range(12):
+        assert any(store_pages(store, sample_chain(3, chain=str(i))))
+        backend.write(sample_chain(1, chain=str(i)), [[memoryview(bytes(VALUE_BYTES))]])
+        assert backend.used_bytes == value_bytes(tmp_path)
+    assert 9 * VALUE_BYTES < disk.most_bytes <= cap_bytes
+    store.close()
+
+
+def test_old_files_count_and_a_smaller_cap_is_kept_from_the_start(tmp_path: Path):
+    keys = sample_chain(10)
+    store = PageStore(FileBackend(tmp_path))
+    store_pages(store, keys)
+    store.close()
+    backend = FileBackend(tmp_path, 4 * VALUE_BYTES)
+    assert backend.used_bytes == value_bytes(tmp_path) == 4 * VALUE_BYTES
+    assert backend.contains(keys).tolist() == [True] * 4 + [False] * 6
+    backend.close()
+
+
+def test_what_was_used_last_is_remembered_over_a_restart(tmp_path: Path):
+    import os
+
+    first, second = sample_chain(2, chain="first"), sample_chain(2, chain="second")
+    store = PageStore(FileBackend(tmp_path))
+    store_pages(store, first)
+    store_pages(store, second)
+    store.close()
+    for i, key in enumerate([*first, *second]):
+        os.utime(page_file(tmp_path, key), (1000 + i, 1000 + i))
+    store = PageStore(FileBackend(tmp_path))
+    assert load_pages(store, first) == [True, True]
+    store.close()
+    store = PageStore(FileBackend(tmp_path, 4 * VALUE_BYTES))
+    store_pages(store, sample_chain(1, chain="new"))
+    assert store.contains(first).all()
+    assert store.contains(second).tolist() == [True, False]
+    store.close()

@@ -1,0 +1,377 @@
+"""The file store: its folder, its modes, damage and its repair, errors and how they pass."""
+
+import errno
+import json
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hicache.errors import ConfigError, StorageError
+from hicache.storage import PageStore
+from hicache.storage.file import FileBackend
+from hicache.testing.storage import get, put, sample_chain
+from tests.storage.support import (
+    PAGE_BYTES,
+    REPOSITORY,
+    FailingDisk,
+    FakeClock,
+    files_below,
+    load_pages,
+    page,
+    page_file,
+    store_pages,
+)
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o777])
+def test_everything_is_private_whatever_the_umask(tmp_path: Path, umask: int):
+    before = os.umask(umask)
+    try:
+        backend = FileBackend(tmp_path / "a" / "store")
+        store_pages(PageStore(backend), sample_chain(3))
+    finally:
+        os.umask(before)
+    for path in (tmp_path / "a").rglob("*"):
+        assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
+    assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o700
+    backend.close()
+
+
+def test_a_folder_that_was_empty_becomes_private(tmp_path: Path):
+    tmp_path.chmod(0o755)
+    FileBackend(tmp_path).close()
+    assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o700
+
+
+def snapshot(root: Path) -> dict[Path, tuple[int, bytes]]:
+    return {path: (path.stat().st_mode, path.read_bytes()) for path in files_below(root)}
+
+
+def test_a_folder_of_something_else_is_refused_and_left_alone(tmp_path: Path):
+    (tmp_path / "thesis.txt").write_text("years of work")
+    before = snapshot(tmp_path)
+    with pytest.raises(ConfigError, match=r"is not empty and is not a page store .*thesis\.txt"):
+        FileBackend(tmp_path)
+    assert snapshot(tmp_path) == before
+
+
+def test_a_store_of_another_version_is_refused_and_left_alone(tmp_path: Path):
+    FileBackend(tmp_path / "s").close()
+    marker = tmp_path / "s" / "hicache-store.json"
+    marker.write_text(json.dumps(json.loads(marker.read_text()) | {"version": 99}))
+    before = snapshot(tmp_path)
+    with pytest.raises(ConfigError, match="version 99, this hicache uses version 1"):
+        FileBackend(tmp_path / "s")
+    assert snapshot(tmp_path) == before
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"version": 1}', '{"kind": "something", "version": 1}'])
+def test_a_damaged_marker_is_refused(tmp_path: Path, content: str):
+    (tmp_path / "hicache-store.json").write_text(content)
+    with pytest.raises(ConfigError, match="damaged or not ours"):
+        FileBackend(tmp_path)
+
+
+def test_a_store_left_half_made_can_be_opened(tmp_path: Path):
+    (tmp_path / f".hicache-store-{'0' * 16}").write_text("")
+    FileBackend(tmp_path).close()
+    assert not list(tmp_path.glob(".hicache-store-*"))
+
+
+def test_a_place_that_cannot_be_a_folder(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match=r"cannot use .*file/store"):
+        FileBackend(tmp_path / "file" / "store")
+    with pytest.raises(ConfigError, match="NUL"):
+        FileBackend(f"{tmp_path}/a\0b")
+    with pytest.raises(ConfigError, match="cap is 0 bytes"):
+        FileBackend(tmp_path / "s", 0)
+
+
+def test_files_of_others_inside_the_store_are_never_touched(tmp_path: Path):
+    keys = sample_chain(8)
+    store = PageStore(FileBackend(tmp_path, 4 * (PAGE_BYTES + 256)))
+    store_pages(store, keys[:4])
+    ours = page_file(tmp_path, keys[0])
+    name = ours.name
+    foreign = [
+        tmp_path / "notes.txt",
+        tmp_path / "pages" / "README",
+        ours.parent / "README",
+        ours.parent / name[:-1],
+        ours.parent / f"{name}.bak",
+        ours.parent / ("0" * len(name)),
+        tmp_path / "tmp" / "mine",
+        tmp_path / "tmp" / f"{'a' * 16}-{'b' * 16}",
+    ]
+    for path in foreign:
+        path.write_text("mine")
+    store.close()
+    store = PageStore(FileBackend(tmp_path, 2 * (PAGE_BYTES + 256)))
+    store.delete(keys)
+    store_pages(store, sample_chain(8, chain="b"))
+    store.close()
+    assert [path.read_text() for path in foreign] == ["mine"] * len(foreign)
+
+
+def test_a_link_in_a_pages_place_is_not_followed(tmp_path: Path):
+    [key] = sample_chain(1)
+    store = PageStore(FileBackend(tmp_path / "s"))
+    store_pages(store, [key])
+    path = page_file(tmp_path / "s", key)
+    path.rename(tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / "elsewhere")
+    assert load_pages(store, [key]) == [False]
+    assert store_pages(store, [key]) == [True]
+    assert load_pages(store, [key]) == [True]
+    assert not path.is_symlink()
+    assert (tmp_path / "elsewhere").exists()
+    store.close()
+
+
+def truncate(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 1)
+
+
+def empty(path: Path) -> None:
+    os.truncate(path, 0)
+
+
+def lengthen(path: Path) -> None:
+    os.truncate(path, path.stat().st_size + 1)
+
+
+def replace_content(path: Path) -> None:
+    path.write_bytes(b"x" * path.stat().st_size)
+
+
+def flip_in_header(path: Path) -> None:
+    flip(path, 40)
+
+
+def flip_in_padding(path: Path) -> None:
+    flip(path, 240)
+
+
+def flip_in_payload(path: Path) -> None:
+    flip(path, 256 + PAGE_BYTES - 1)
+
+
+def flip(path: Path, position: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[position] ^= 0x10
+    path.write_bytes(content)
+
+
+DAMAGES = [truncate, empty, lengthen, replace_content, flip_in_header, flip_in_padding, flip_in_payload]
+
+
+@pytest.mark.parametrize("reopened", [False, True])
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_page_is_a_counted_miss_and_is_written_again(tmp_path: Path, damage, reopened: bool):
+    keys = sample_chain(3)
+    store = PageStore(FileBackend(tmp_path))
+    store_pages(store, keys)
+    damage(page_file(tmp_path, keys[1]))
+    if reopened:
+        store.close()
+        store = PageStore(FileBackend(tmp_path))
+    assert load_pages(store, keys) == [True, False, True]
+    assert store.contains(keys).tolist() == [True, False, True]
+    assert (store.stats().read_pages, store.stats().damaged_pages, store.stats().missed_pages) == (2, 1, 0)
+    assert store_pages(store, keys) == [True, True, True]
+    assert load_pages(store, keys) == [True, True, True]
+    store.close()
+
+
+@pytest.mark.parametrize("damage", [truncate, empty, lengthen])
+def test_a_page_of_wrong_length_is_noticed_without_reading_it(tmp_path: Path, damage):
+    keys = sample_chain(2)
+    store = PageStore(FileBackend(tmp_path))
+    store_pages(store, keys)
+    damage(page_file(tmp_path, keys[1]))
+    assert store.contains(keys).tolist() == [True, False]
+    assert store_pages(store, keys) == [True, True]
+    assert load_pages(store, keys) == [True, True]
+    store.close()
+
+
+def test_a_good_page_in_the_place_of_another_is_damage(tmp_path: Path):
+    keys = sample_chain(2)
+    store = PageStore(FileBackend(tmp_path))
+    store_pages(store, keys)
+    page_file(tmp_path, keys[1]).write_bytes(page_file(tmp_path, keys[0]).read_bytes())
+    assert load_pages(store, keys) == [True, False]
+    assert store.stats().damaged_pages == 1
+    store.close()
+
+
+def test_a_page_that_somebody_removed_is_a_plain_miss_and_written_again(tmp_path: Path):
+    keys = sample_chain(2)
+    store = PageStore(FileBackend(tmp_path))
+    store_pages(store, keys)
+    page_file(tmp_path, keys[0]).unlink()
+    assert store.contains(keys).tolist() == [False, True]
+    assert load_pages(store, keys) == [False, True]
+    assert store.stats().missed_pages == 1
+    assert store_pages(store, keys) == [True, True]
+    assert load_pages(store, keys) == [True, True]
+    store.close()
+
+
+def test_a_page_that_is_there_is_not_written_again(tmp_path: Path):
+    disk = FailingDisk()
+    keys = sample_chain(4)
+    store = PageStore(FileBackend(tmp_path, disk=disk))
+    store_pages(store, keys[:3])
+    assert store_pages(store, keys) == [True] * 4
+    assert disk.calls["write"] == 4
+    assert (store.stats().written_pages, store.stats().skipped_pages) == (4, 3)
+    assert store.stats().written_bytes == 4 * PAGE_BYTES
+    store.close()
+
+
+def test_a_damaged_page_that_cannot_be_removed_is_not_there_and_is_replaced(tmp_path: Path):
+    disk = FailingDisk()
+    keys = sample_chain(1)
+    store = PageStore(FileBackend(tmp_path, disk=disk))
+    store_pages(store, keys)
+    flip_in_payload(page_file(tmp_path, keys[0]))
+    disk.errors["remove"] = errno.EACCES
+    assert load_pages(store, keys) == [False]
+    assert store.contains(keys).tolist() == [False]
+    assert store_pages(store, keys) == [True]
+    assert load_pages(store, keys) == [True]
+    store.close()
+
+
+@pytest.mark.parametrize("call", ["create", "write", "replace"])
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EROFS])
+def test_a_write_that_fails_pauses_the_store_which_recovers(tmp_path: Path, call: str, code: int):
+    disk, clock = FailingDisk(), FakeClock()
+    keys = sample_chain(4)
+    backend = FileBackend(tmp_path, retry_s=5.0, disk=disk, clock_s=clock)
+    store = PageStore(backend)
+    assert store_pages(store, keys[:1]) == [True]
+    disk.errors[call] = code
+    assert store_pages(store, keys) == [True, False, False, False]
+    assert store.stats().write_failed_pages == 3
+    calls = disk.calls[call]
+    [sentence] = store.health()
+    assert errno.errorcode[code] in sentence
+    assert "writing is paused" in sentence
+    assert not files_below(tmp_path / "tmp")[1:], "only this writer's own mark is left"
+    assert backend.used_bytes == PAGE_BYTES + 256
+    assert load_pages(store, keys[:1]) == [True], "reading goes on"
+
+    clock.now_s += 4.9
+    store_pages(store, keys)
+    assert disk.calls[call] == calls, "nothing is tried while it is paused"
+    clock.now_s += 0.2
+    store_pages(store, keys)
+    assert disk.calls[call] == calls + 1, "one write tries, and pauses again"
+
+    del disk.errors[call]
+    clock.now_s += 5.1
+    assert store_pages(store, keys) == [True] * 4
+    assert store.health() == ()
+    assert load_pages(store, keys) == [True] * 4
+    store.close()
+
+
+def test_a_page_that_cannot_be_read_is_a_failure_and_is_written_again(tmp_path: Path):
+    disk, clock = FailingDisk(), FakeClock()
+    keys = sample_chain(2)
+    store = PageStore(FileBackend(tmp_path, retry_s=5.0, disk=disk, clock_s=clock))
+    store_pages(store, keys)
+    disk.errors["read"] = errno.EIO
+    assert load_pages(store, keys[1:]) == [False]
+    assert store.stats().read_failed_pages == 1
+    assert store.contains(keys).tolist() == [True, False]
+    assert "EIO" in store.health()[0]
+    del disk.errors["read"]
+    assert store_pages(store, keys) == [True, True]
+    assert disk.calls["write"] == 3
+    assert load_pages(store, keys) == [True, True]
+    clock.now_s += 5.1
+    assert store.health() == ()
+    store.close()
+
+
+def test_a_read_that_works_again_clears_the_doubt(tmp_path: Path):
+    disk = FailingDisk()
+    [key] = sample_chain(1)
+    backend = FileBackend(tmp_path, disk=disk)
+    put(backend, key, b"value")
+    disk.errors["read"] = errno.EMFILE
+    assert get(backend, key, 5) is None
+    del disk.errors["read"]
+    assert get(backend, key, 5) == b"value"
+    assert backend.contains([key])[0]
+    backend.close()
+
+
+SHORT_WRITE = """
+import resource, sys
+from hicache.storage import PageStore
+from hicache.storage.file import FileBackend
+from hicache.testing.storage import sample_chain
+from tests.storage.support import load_pages, store_pages, value_bytes
+backend = FileBackend(sys.argv[1], retry_s=0.0)
+store = PageStore(backend)
+small, big = sample_chain(2, chain="small"), sample_chain(2, chain="big")
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
+assert store_pages(store, big, 200_000) == [False, False]
+assert "EFBIG" in store.health()[0]
+assert value_bytes(backend.root) == 0
+assert store_pages(store, small) == [True, True]
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+assert store_pages(store, big, 200_000) == [True, True]
+assert load_pages(store, small) + load_pages(store, big, 200_000) == [True] * 4
+"""
+
+
+def test_the_kernel_stops_a_write_half_way(tmp_path: Path):
+    """A limit on file sizes makes pwritev write a part and then fail, as a full disk does."""
+    subprocess.run([sys.executable, "-c", SHORT_WRITE, str(tmp_path / "s")], check=True, timeout=60, cwd=REPOSITORY)
+
+
+def test_short_reads_and_writes_are_carried_on(tmp_path: Path, monkeypatch):
+    """The kernel may do less than it is asked to, at every turn."""
+    write, read = os.pwritev, os.preadv
+    monkeypatch.setattr(os, "pwritev", lambda handle, parts, offset: write(handle, [parts[0][:997]], offset))
+    monkeypatch.setattr(os, "preadv", lambda handle, parts, offset: read(handle, [parts[0][:991]], offset))
+    keys = sample_chain(3)
+    store = PageStore(FileBackend(tmp_path))
+    assert store_pages(store, keys) == [True] * 3
+    assert load_pages(store, keys) == [True] * 3
+    store.close()
+
+
+def test_opening_reads_no_page_and_looking_up_costs_one_stat_per_page_there(tmp_path: Path):
+    disk = FailingDisk()
+    chains = [sample_chain(10, chain=str(i)) for i in range(30)]
+    store = PageStore(FileBackend(tmp_path))
+    for keys in chains:
+        store_pages(store, keys, 100)
+    store.close()
+    store = PageStore(FileBackend(tmp_path, disk=disk))
+    assert disk.calls == {}
+    assert store.contains(chains[3] + sample_chain(50, chain="unknown")).sum() == 10
+    assert disk.calls == {"status": 10}
+    store.close()
+
+
+def test_many_parts(tmp_path: Path):
+    [key] = sample_chain(1)
+    value = page(key, 2000)
+    backend = FileBackend(tmp_path)
+    assert backend.write([key], [[value[i : i + 1] for i in range(2000)]]).all()
+    buffer = memoryview(bytearray(2000))
+    assert backend.read([key], [[buffer[i : i + 1] for i in range(2000)]]).ok.all()
+    assert buffer == value
+    backend.close()
