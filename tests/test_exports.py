@@ -11,6 +11,7 @@ import pytest
 import hicache
 
 EXPORTED = [
+    "Cache",
     "CacheConfig",
     "CacheError",
     "CapacityError",
@@ -20,6 +21,7 @@ EXPORTED = [
     "Coverage",
     "Full",
     "HostPoolGroup",
+    "HybridCacheController",
     "InvariantError",
     "Namespace",
     "PoolEntry",
@@ -27,8 +29,10 @@ EXPORTED = [
     "StorageError",
     "Tier",
     "TransferError",
+    "UnifiedRadixCache",
     "Window",
     "__version__",
+    "build_kv_cache",
 ]
 
 HEAVY = ["torch", "transformers", "fastapi", "pydantic", "numpy", "hicache.engine", "hicache.server", "hicache.storage"]

@@ -1,6 +1,5 @@
 """What documents and tool settings say about the source is so."""
 
-import ast
 import re
 import tomllib
 from pathlib import Path
@@ -39,18 +38,13 @@ def layers() -> list[str]:
     return [name.strip() for line in lines for name in line.split("|")]
 
 
-def test_python_in_the_readme_compiles_and_imports_what_is_exported():
-    (embedding,) = [block for block in blocks("README.md", "python") if "from hicache" in block]
-    trees = [ast.parse(block) for block in blocks("README.md", "python")]
-    imported = {
-        alias.name
-        for tree in trees
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom) and node.module == "hicache"
-        for alias in node.names
-    }
-    assert imported
-    assert imported <= set(vars(hicache)["__all__"])
+@pytest.mark.parametrize("block", blocks("README.md", "python"))
+def test_python_in_the_readme_compiles(block: str):
+    compile(block, "README.md", "exec")
+
+
+def test_embedding_takes_fifteen_lines():
+    (embedding,) = [block for block in blocks("README.md", "python") if "build_kv_cache" in block]
     assert len([line for line in embedding.splitlines() if line]) <= 15
 
 

@@ -9,7 +9,11 @@ from typing import TYPE_CHECKING, Final
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from hicache.builder import build_kv_cache as build_kv_cache
+    from hicache.cache import Cache as Cache
+    from hicache.cache import UnifiedRadixCache as UnifiedRadixCache
     from hicache.config import CacheConfig as CacheConfig
+    from hicache.controller import HybridCacheController as HybridCacheController
     from hicache.coverage import Checkpoint as Checkpoint
     from hicache.coverage import Coverage as Coverage
     from hicache.coverage import Full as Full
@@ -28,7 +32,11 @@ if TYPE_CHECKING:
     from hicache.units import Tier as Tier
 else:
     _MODULE_OF: Final = {
+        "build_kv_cache": "hicache.builder",
+        "Cache": "hicache.cache",
+        "UnifiedRadixCache": "hicache.cache",
         "CacheConfig": "hicache.config",
+        "HybridCacheController": "hicache.controller",
         "Checkpoint": "hicache.coverage",
         "Coverage": "hicache.coverage",
         "Full": "hicache.coverage",
