@@ -1,0 +1,110 @@
+"""A checkpoint folder as the engine sees it; what can't be run right is refused by name before anything is loaded."""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hicache.builder import ModelDescription, describe_model
+from hicache.engine.model import RawConfig, read_config
+from hicache.errors import ConfigError
+from hicache.keys import FingerprintMemo, Namespace, weights_fingerprint
+
+_POSITION_BOUND_ROPE = ("default", "linear", "llama3", "yarn")
+_NOT_IDENTITY = ("_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version", "use_cache")
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What is known of a model before its weights are read. `end_of_text` are the ids that end an answer."""
+
+    folder: Path
+    description: ModelDescription
+    config_digest: str
+    vocabulary: int
+    max_positions: int
+    end_of_text: frozenset[int]
+    weights_bytes: int
+
+    def namespace(self, dtype: str, page_size: int, memo: FingerprintMemo) -> Namespace:
+        """What sets this model's pages apart. Reads the weights once; `memo` spares it later."""
+        return Namespace(
+            model=self.config_digest,
+            weights=weights_fingerprint(_weights(self.folder), memo),
+            dtype=dtype,
+            page_size=page_size,
+            geometry=self.description.fingerprint,
+        )
+
+
+def open_checkpoint(folder: Path, dtype: str, page_size: int) -> Checkpoint:
+    """Reads the configs in `folder`. Raises ConfigError, with model type and reason, for what can't be run."""
+    raw = read_config(folder)
+    config = raw.values
+    if config.get("is_encoder_decoder"):
+        raise ConfigError(f"model type {config['model_type']!r} is an encoder and a decoder; a decoder alone is needed")
+    description = describe_model(config, page_size, dtype)
+    _refuse_rope(config)
+    return Checkpoint(
+        folder=folder,
+        description=description,
+        config_digest=_digest(config),
+        vocabulary=int(config["vocab_size"]),
+        max_positions=int(config["max_position_embeddings"]),
+        end_of_text=_end_of_text(raw),
+        weights_bytes=_parameters(folder) * (4 if dtype == "float32" else 2),
+    )
+
+
+def _refuse_rope(config: Any) -> None:
+    rope = config.get("rope_parameters") or {}
+    kind = rope.get("rope_type", "default")
+    if kind not in _POSITION_BOUND_ROPE:
+        raise ConfigError(
+            f"model type {config['model_type']!r} has rope_type {kind!r}, which turns a key by more than its own"
+            f" position, so that pages can't be shared; these can: {', '.join(_POSITION_BOUND_ROPE)}"
+        )
+
+
+def _digest(config: Any) -> str:
+    identity = {key: value for key, value in config.items() if key not in _NOT_IDENTITY}
+    return hashlib.sha256(json.dumps(identity, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _end_of_text(raw: RawConfig) -> frozenset[int]:
+    given = raw.generation.get("eos_token_id")
+    if given is None:
+        given = raw.values.get("eos_token_id")
+    if given is None:
+        return frozenset()
+    return frozenset([given] if isinstance(given, int) else given)
+
+
+def _weights(folder: Path) -> list[Path]:
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise ConfigError(f"{folder} has no *.safetensors; only weights in that form are read (a pickle can run code)")
+    return files
+
+
+def _parameters(folder: Path) -> int:
+    """Parameters over all files: from their headers, not their bytes."""
+    return sum(_parameters_in(path) for path in _weights(folder))
+
+
+def _parameters_in(path: Path) -> int:
+    try:
+        with path.open("rb") as file:
+            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        shapes = [tensor["shape"] for name, tensor in header.items() if name != "__metadata__"]
+    except (OSError, ValueError, KeyError, MemoryError, OverflowError) as error:
+        raise ConfigError(f"{path} is not a whole safetensors file: {error}") from error
+    return sum(_product(shape) for shape in shapes)
+
+
+def _product(shape: list[int]) -> int:
+    product = 1
+    for size in shape:
+        product *= size
+    return product

@@ -1,0 +1,301 @@
+"""The scheduler: one thread owns it, one call is one step; every request ends, whatever fails or is in short supply."""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+
+from hicache.cache import UnifiedRadixCache
+from hicache.controller import Prefetch
+from hicache.engine.executor import Executor
+from hicache.engine.request import Request
+from hicache.engine.sequence import Sequence
+from hicache.errors import InvariantError
+
+log = logging.getLogger("hicache")
+
+PATIENCE_STEPS = 3
+"""How often a request is refused memory while transfers may free some, before a younger one gives way."""
+
+
+@dataclass(frozen=True, slots=True)
+class CoreOptions:
+    """Limits of a step. A request that runs alone and still gets no memory for `stall_timeout_s` ends with an error."""
+
+    max_running: int = 16
+    chunk_tokens: int = 512
+    stall_timeout_s: float = 60.0
+
+
+@dataclass(slots=True)
+class CoreStats:
+    """Counts since the start, and how many requests run and wait now."""
+
+    steps: int = 0
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    preemptions: int = 0
+    void_steps: int = 0
+    finished_requests: int = 0
+    aborted_requests: int = 0
+    failed_requests: int = 0
+    running: int = 0
+    waiting: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """A sequence's part of a step."""
+
+    sequence: Sequence
+    tokens: int
+
+
+@dataclass(eq=False, slots=True)
+class _Waiting:
+    """A request in the queue, and what storage is asked for it."""
+
+    request: Request
+    ticket: Prefetch | None
+
+    @property
+    def ready(self) -> bool:
+        """Whether waiting longer brings no more of its prompt from storage."""
+        return self.ticket is None or self.ticket.done
+
+
+class EngineCore:
+    """Plans and runs steps over one cache and one executor."""
+
+    def __init__(
+        self,
+        cache: UnifiedRadixCache,
+        executor: Executor,
+        options: CoreOptions,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.cache = cache
+        self._executor = executor
+        self._options = options
+        self._clock = clock
+        self._waiting: list[_Waiting] = []
+        self._running: list[Sequence] = []
+        self._counts = CoreStats()
+        self._crowded = False
+        self._progress_s = clock()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any request is unfinished."""
+        return bool(self._waiting or self._running)
+
+    @property
+    def transfers_in_flight(self) -> int:
+        """Copies between tiers that `step` must settle, with requests or without."""
+        return len(self.cache.controller.state.dispatcher)
+
+    def stats(self) -> CoreStats:
+        """The numbers now."""
+        return replace(self._counts, running=len(self._running), waiting=len(self._waiting))
+
+    def add(self, request: Request) -> None:
+        """Queue a request; what storage has of its prompt is fetched meanwhile."""
+        ticket = self.cache.prefetch(request.tokens(0, request.length), request.namespace)
+        self._waiting.append(_Waiting(request, ticket))
+        self._progress_s = self._clock()
+
+    def abort(self, request_id: int) -> None:
+        """End a request at whatever point it is. Harmless when it has ended already."""
+        for waiting in [one for one in self._waiting if one.request.id == request_id]:
+            self._waiting.remove(waiting)
+            if waiting.ticket is not None:
+                self.cache.cancel_prefetch(waiting.ticket)
+            waiting.request.abort()
+            self._counts.aborted_requests += 1
+        for sequence in [one for one in self._running if one.request.id == request_id]:
+            sequence.share()
+            self._leave(sequence)
+            self._crowded = False
+            sequence.request.abort()
+            self._counts.aborted_requests += 1
+
+    def abort_all(self) -> None:
+        """End every request."""
+        waiting = [one.request.id for one in self._waiting]
+        for request_id in waiting + [one.request.id for one in self._running]:
+            self.abort(request_id)
+
+    def step(self) -> bool:
+        """Settle what has arrived, then compute once. False when nothing could be computed now."""
+        self.cache.poll()
+        work = self._plan()
+        if not work:
+            self._check_progress()
+            return False
+        self._progress_s = self._clock()
+        for one, logits in self._run(work):
+            self._finish_step(one, logits)
+        self._counts.steps += 1
+        return True
+
+    def close(self) -> None:
+        """End every request and close the cache."""
+        self.abort_all()
+        self.cache.close()
+
+    # Planning
+
+    def _plan(self) -> list[_Work]:
+        """What this step computes: a token of each that decodes, and prompts, oldest first, up to the chunk's size."""
+        work: list[_Work] = []
+        budget = self._options.chunk_tokens
+        for sequence in list(self._running):
+            if sequence not in self._running:  # it gave way to an older one
+                continue
+            one = self._plan_one(sequence, budget)
+            if one is not None:
+                work.append(one)
+                budget -= one.tokens if one.tokens > 1 else 0
+        while budget > 0 and not self._stalled(work):
+            admitted = self._admit(work)
+            one = self._plan_one(admitted, budget) if admitted is not None else None
+            if one is None:
+                break
+            work.append(one)
+            budget -= one.tokens
+        return work
+
+    def _plan_one(self, sequence: Sequence, budget: int) -> _Work | None:
+        if not sequence.start():
+            return None
+        if sequence.missing > 1 and budget <= 0:
+            return None
+        if not self._reserve(sequence):
+            return None
+        return _Work(sequence, min(sequence.missing, max(1, budget)))
+
+    def _reserve(self, sequence: Sequence) -> bool:
+        """Slots for all tokens of the sequence so far. Younger ones give way when there is no other way."""
+        while not sequence.reserve(sequence.request.length):
+            sequence.refusals += 1
+            if self.transfers_in_flight and sequence.refusals <= PATIENCE_STEPS:
+                return False
+            youngest = self._running[-1]
+            if youngest is sequence:
+                return False
+            self._preempt(youngest)
+        sequence.refusals = 0
+        return True
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Back to the head of the queue until another has ended; what it has computed stays cached if there is room."""
+        sequence.share()
+        self._leave(sequence)
+        self._waiting.insert(0, _Waiting(sequence.request, None))
+        self._crowded = True
+        self._counts.preemptions += 1
+
+    def _stalled(self, work: list[_Work]) -> bool:
+        """Whether a request that was admitted earlier still has to wait: then nobody overtakes it."""
+        return len(work) < len(self._running)
+
+    def _admit(self, work: list[_Work]) -> Sequence | None:
+        """The next request whose stored pages are in, unless this step computes pages that it can use in the next."""
+        self._crowded = self._crowded and bool(self._running)
+        if self._crowded or len(self._running) >= self._options.max_running:
+            return None
+        ready = next((one for one in self._waiting if one.ready), None)
+        if ready is None:
+            return None
+        request = ready.request
+        match = self.cache.match_prefix(request.tokens(0, request.length), request.namespace, ready.ticket)
+        if self._shared_soon(request, work) > match.device_tokens + match.host_tokens:
+            self.cache.release(match)
+            return None
+        self._waiting.remove(ready)
+        sequence = Sequence(request, self.cache, match)
+        self._running.append(sequence)
+        return sequence
+
+    def _shared_soon(self, request: Request, work: list[_Work]) -> int:
+        """Tokens in full pages that `request` shares with what this step adds to the tree."""
+        best = 0
+        for one in work:
+            other = one.sequence
+            stop = min(other.computed + one.tokens, request.length - 1)
+            if one.tokens == 1 or other.request.namespace != request.namespace:
+                continue
+            same = other.request.tokens(0, stop) == request.tokens(0, stop)
+            length = stop if same.all() else int(same.argmin())
+            best = max(best, length - length % self.cache.page_size)
+        return best
+
+    # Computing
+
+    def _run(self, work: list[_Work]) -> list[tuple[_Work, torch.Tensor]]:
+        """Logits for each part of the step. If it fails, parts run alone, so that only the bad one ends."""
+        try:
+            segments = [one.sequence.segment(one.tokens) for one in work]
+            logits = self._executor.run(segments, lambda layer: self._wait(work, layer))
+            return list(zip(work, logits, strict=True))
+        except InvariantError:
+            raise
+        except Exception as error:
+            if len(work) > 1:
+                log.exception("a step with %d requests failed; they are run one by one", len(work))
+                return [pair for one in work for pair in self._run([one])]
+            log.exception("request %d failed", work[0].sequence.request.id)
+            self._fail(work[0].sequence, error)
+            return []
+
+    def _finish_step(self, one: _Work, logits: torch.Tensor) -> None:
+        sequence, request = one.sequence, one.sequence.request
+        try:
+            if not sequence.settle():
+                self._counts.void_steps += 1
+                return
+            prefill = one.tokens > 1 or request.answer_tokens == 0
+            sequence.advance(one.tokens)
+            if prefill:
+                self._counts.prefill_tokens += one.tokens
+                sequence.share()
+            else:
+                self._counts.decode_tokens += one.tokens
+            if sequence.missing == 0:
+                request.advance(logits.numpy(), self._clock())
+        except InvariantError:
+            raise
+        except Exception as error:
+            log.exception("request %d failed", request.id)
+            self._fail(sequence, error)
+            return
+        if request.finished:
+            sequence.share()
+            self._leave(sequence)
+            self._crowded = False
+            self._counts.finished_requests += 1
+
+    def _wait(self, work: list[_Work], layer: int) -> None:
+        for one in work:
+            one.sequence.wait(layer)
+
+    def _fail(self, sequence: Sequence, error: Exception) -> None:
+        self._leave(sequence)
+        self._crowded = False
+        sequence.request.fail(f"{type(error).__name__}: {error}")
+        self._counts.failed_requests += 1
+
+    def _leave(self, sequence: Sequence) -> None:
+        self._running.remove(sequence)
+        sequence.release()
+
+    def _check_progress(self) -> None:
+        """The last way out: a request that nothing else keeps from running, and that still can't."""
+        stuck_s = self._clock() - self._progress_s
+        if not self._running:
+            self._progress_s = self._clock()
+        elif stuck_s > self._options.stall_timeout_s:
+            self._fail(self._running[0], TimeoutError(f"no device memory came free in {stuck_s:.0f} s"))
+            self._progress_s = self._clock()

@@ -1,0 +1,134 @@
+"""The only place that touches transformers, which is partly untyped: everything that leaves it has a type."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import torch
+from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging as transformers_logging
+
+from hicache.engine.attention import PagedStep
+from hicache.errors import ConfigError
+
+_ATTENTION = "hicache_paged"
+_STEP = "hicache_step"
+
+
+class Tokenizer(Protocol):
+    """The part of a transformers tokenizer that the engine and its server use."""
+
+    @property
+    def chat_template(self) -> str | None: ...
+
+    @property
+    def eos_token_id(self) -> int | None: ...
+
+    def __len__(self) -> int: ...
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool = False) -> str: ...
+
+    def apply_chat_template(
+        self, conversation: list[dict[str, str]], *, tokenize: bool, add_generation_prompt: bool
+    ) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class RawConfig:
+    """A checkpoint's config and generation config as plain values, family defaults filled in."""
+
+    values: Mapping[str, Any]
+    generation: Mapping[str, Any]
+
+
+class CausalModel:
+    """A decoder whose attention is a `PagedStep`; stateless, so one instance serves all steps."""
+
+    def __init__(self, module: Any) -> None:
+        self._module = module.eval()
+        self._module.set_attn_implementation(_ATTENTION)
+
+    @torch.inference_mode()
+    def forward(self, step: PagedStep) -> torch.Tensor:
+        """Runs all rows of the step; logits of `step.last_rows`, float32 [len(last_rows), vocabulary]."""
+        output = self._module(
+            input_ids=step.token_ids[None],
+            position_ids=step.positions[None],
+            use_cache=False,
+            logits_to_keep=step.last_rows,
+            **{_STEP: step},
+        )
+        logits: torch.Tensor = output.logits[0]
+        return logits.float()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the weights."""
+        return sum(parameter.nbytes for parameter in self._module.parameters())
+
+
+def read_config(folder: Path) -> RawConfig:
+    """The config of the checkpoint in `folder`. Raises ConfigError when transformers can't make sense of it."""
+    try:
+        config: Any = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(f"{folder} is no checkpoint that transformers can read: {_first_line(error)}") from error
+    generation: dict[str, Any] = {}
+    if (folder / "generation_config.json").is_file():
+        from transformers import GenerationConfig
+
+        generation = GenerationConfig.from_pretrained(folder, local_files_only=True).to_dict()
+    return RawConfig(config.to_dict(), generation)
+
+
+def load_model(folder: Path, dtype: torch.dtype) -> CausalModel:
+    """The model in `folder`, its weights as `dtype`, in CPU memory. Only safetensors are read: a pickle is refused."""
+    _quiet()
+    try:
+        module: Any = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, local_files_only=True, trust_remote_code=False, use_safetensors=True
+        )
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"the model in {folder} can't be loaded: {_first_line(error)}") from error
+    return CausalModel(module)
+
+
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """The tokenizer in `folder`."""
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False, clean_up_tokenization_spaces=False
+        )
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"the tokenizer in {folder} can't be loaded: {_first_line(error)}") from error
+    return cast(Tokenizer, tokenizer)
+
+
+def _quiet() -> None:
+    """No progress bars, which only get into a server's log."""
+    library: Any = transformers_logging
+    library.disable_progress_bar()
+
+
+def _attend(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    scaling: float | None = None,
+    **arguments: Any,
+) -> tuple[torch.Tensor, None]:
+    step: PagedStep = arguments[_STEP]
+    return step.attend(module.layer_idx, query, key, value, scaling), None
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0]
+
+
+AttentionInterface.register(_ATTENTION, _attend)

@@ -1,0 +1,120 @@
+"""A request from prompt to last chunk: its tokens, how they are chosen, what was shown. It knows no slots."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from hicache.engine.attention import TokenArray
+from hicache.engine.sampling import Sampler
+from hicache.engine.text import Decoder, Detokenizer, StopStrings
+from hicache.engine.types import Chunk, FinishReason, SamplingParams, Usage
+from hicache.keys import Namespace
+
+
+@dataclass(frozen=True, slots=True)
+class Stops:
+    """Token ids that end an answer: the model's own, and those that the request adds."""
+
+    end_of_text: frozenset[int]
+    asked: frozenset[int]
+
+    def __contains__(self, token: int) -> bool:
+        return token in self.end_of_text or token in self.asked
+
+
+class Request:
+    """One request. `emit` gets every chunk, the one with a finish reason last and only once."""
+
+    def __init__(
+        self,
+        request_id: int,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        namespace: Namespace,
+        decoder: Decoder,
+        end_of_text: frozenset[int],
+        emit: Callable[[Chunk], None],
+        submitted_s: float,
+    ) -> None:
+        self.id = request_id
+        self.params = params
+        self.namespace = namespace
+        self.prompt_tokens = len(prompt)
+        self.submitted_s = submitted_s
+        self.cached_tokens: Mapping[str, int] | None = None
+        self.finished = False
+        self._emit = emit
+        self._tokens: TokenArray = np.zeros(len(prompt) + params.max_tokens, np.uint32)
+        self._tokens[: len(prompt)] = prompt
+        self._length = len(prompt)
+        self._sampler = Sampler(params)
+        self._stops = Stops(frozenset() if params.ignore_eos else end_of_text, frozenset(params.stop_token_ids))
+        self._detokenizer = Detokenizer(decoder)
+        self._stop_strings = StopStrings(params.stop)
+
+    @property
+    def length(self) -> int:
+        """Tokens of prompt and answer so far."""
+        return self._length
+
+    @property
+    def answer_tokens(self) -> int:
+        """Tokens of the answer so far."""
+        return self._length - self.prompt_tokens
+
+    def tokens(self, start: int, stop: int) -> TokenArray:
+        """Token ids of positions `start` to `stop`: a view."""
+        return self._tokens[start:stop]
+
+    def use_cache(self, cached_tokens: Mapping[str, int]) -> None:
+        """What of the prompt was cached. Only the first time counts: pages that a resumed request finds are its own."""
+        if self.cached_tokens is None:
+            self.cached_tokens = dict(cached_tokens)
+
+    def advance(self, logits: npt.NDArray[np.float32], now_s: float) -> None:
+        """Choose the next token, show what can be shown, and finish if that was the last."""
+        if np.isnan(logits).any():
+            raise ArithmeticError("the model's logits are not numbers; its weights or its dtype can't be right")
+        token = self._sampler.choose(logits, self.answer_tokens)
+        self._tokens[self._length] = token
+        self._length += 1
+        ttft_s = now_s - self.submitted_s if self.answer_tokens == 1 else None
+        if token in self._stops:
+            self._finish("stop", self._rest(), (token,), ttft_s)
+            return
+        piece = self._stop_strings.add(self._detokenizer.add(token))
+        if piece.stopped:
+            self._finish("stop", piece.text, (token,), ttft_s)
+        elif self.answer_tokens == self.params.max_tokens:
+            rest = self._stop_strings.add(self._detokenizer.finish())
+            reason: FinishReason = "stop" if rest.stopped else "length"
+            text = piece.text + rest.text + self._stop_strings.finish()
+            self._finish(reason, text, (token,), ttft_s)
+        else:
+            self._emit(Chunk(piece.text, (token,), ttft_s=ttft_s))
+
+    def abort(self) -> None:
+        """End it where it is; what was held back is not shown."""
+        self._finish("abort", "", (), None)
+
+    def fail(self, error: str) -> None:
+        """End it with an error that says what went wrong."""
+        self._finish("error", "", (), None, error)
+
+    def _rest(self) -> str:
+        piece = self._stop_strings.add(self._detokenizer.finish())
+        return piece.text if piece.stopped else piece.text + self._stop_strings.finish()
+
+    def _finish(
+        self, reason: FinishReason, text: str, tokens: tuple[int, ...], ttft_s: float | None, error: str | None = None
+    ) -> None:
+        if self.finished:
+            return
+        self.finished = True
+        usage = Usage(self.prompt_tokens, self.answer_tokens, self.cached_tokens or _NOTHING_CACHED)
+        self._emit(Chunk(text, tokens, reason, usage, error, ttft_s))
+
+
+_NOTHING_CACHED: Mapping[str, int] = {"device": 0, "host": 0, "storage": 0}
