@@ -63,5 +63,6 @@ def test_a_prompt_that_comes_again_is_computed_only_where_it_must_be(example: di
         settle(cache)
         prefill(PROMPT, NAMESPACE, ticket)
         settle(cache)
+    assert (cache.stats().open_matches, cache.stats().pins) == (0, 0)
     for layer in example["model"].layers:
         assert layer.computed == [len(PROMPT), len(PROMPT) % PAGE_TOKENS]
