@@ -219,17 +219,22 @@ class RadixTree:
 
     def unpin(self, receipt: Receipt) -> None:
         """Gives a pin back. Raises InvariantError if it was given back before."""
+        pins.unpin(self._core, receipt)
+        self._tidy(receipt)
+
+    def _tidy(self, receipt: Receipt) -> None:
+        """Cuts off an empty end that only a pin kept."""
         core = self._core
-        pins.unpin(core, receipt)
-        end = receipt.spine or receipt.guard
-        if end is None and receipt.parts:
-            end = receipt.parts[0].node
-        if end is not None and (core.lead is None or core.holey):
-            trim(core, end, Freed(core))
+        if core.lead is None or core.holey:
+            end = receipt.spine or receipt.guard or (receipt.parts[0].node if receipt.parts else None)
+            if end is not None:
+                trim(core, end, Freed(core))
 
     def unpin_before(self, receipt: Receipt, pool: PoolName, page: int) -> Receipt:
         """Gives back a windowed pool's pins of nodes wholly before `page`. Returns the receipt for the rest."""
-        return pins.unpin_before(self._core, receipt, self._core.pool(pool), page)
+        left = pins.unpin_before(self._core, receipt, self._core.pool(pool), page)
+        self._tidy(receipt)
+        return left
 
     def pins_total(self) -> int:
         """How many pins were not given back yet."""
