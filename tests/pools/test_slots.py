@@ -12,7 +12,7 @@ from hicache.errors import InvariantError
 from hicache.pools import SlotAllocator
 from hicache.units import Int32Array
 
-SIZE = 90
+SIZE = 40
 RESERVED = 2
 
 
