@@ -32,8 +32,7 @@ class Disk:
         """Fills the parts from the start of the file; returns the file's length in bytes, whether it fits or not."""
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
-            # One byte more than wanted tells a file of the right length from a longer one without another call.
-            left = [part for part in parts if part.nbytes] + [memoryview(bytearray(1))]
+            left = [part for part in parts if part.nbytes]
             offset = 0
             while left:
                 count = os.preadv(handle, left[:_PARTS_PER_CALL], offset)

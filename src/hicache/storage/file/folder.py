@@ -79,9 +79,9 @@ class Folder:
                     match = _PAGE_NAME.fullmatch(item.name)
                     if match is None or item.name[:2] != first + second:
                         continue
-                    # A file may go while it is listed.
-                    with suppress(FileNotFoundError):
-                        if item.is_file(follow_symlinks=False):
+                    if item.is_file(follow_symlinks=False):
+                        # A file may go while it is listed.
+                        with suppress(FileNotFoundError):
                             yield bytes.fromhex("".join(match.groups())), item.stat(follow_symlinks=False)
 
     def temp_path(self, writer: str, number: int, entry: EntryId, size_bytes: int) -> str:
