@@ -1,5 +1,6 @@
 """Settings are frozen values, parsed once from flags, environment and TOML; nobody else reads the environment."""
 
+from hicache.config.explain import redact
 from hicache.config.groups import CacheConfig, ServeConfig, Settings
 from hicache.config.load import load_settings, unknown_variables
 from hicache.config.options import OPTIONS, Option
@@ -14,5 +15,6 @@ __all__ = [
     "format_size",
     "load_settings",
     "parse_size",
+    "redact",
     "unknown_variables",
 ]
