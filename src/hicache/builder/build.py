@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import TypeAlias
 
 from hicache.builder.describe import ModelConfig, ModelDescription, PoolDescription, describe_model
@@ -49,23 +50,25 @@ def build_kv_cache(
     device_slots = _slots(config.device_size, model, "device_size", reserved_slots) + reserved_slots
     host_slots = _slots(config.host_size, model, "host_size", 0)
     _require_memory(config, device_in_host_memory)
-    store = _open(config)
     allocators = {
         pool.name: SlotAllocator(device_slots, reserved_slots) for pool in model.pools if pool.derived_from is None
     }
-    entries = [
-        _entry(pool, device_pool, device_slots, host_slots, ArenaKind(config.host_arena), allocators)
-        for pool in model.pools
-    ]
-    controller = HybridCacheController(
-        entries,
-        model.layer_count,
-        ControllerConfig(config.page_size, config.write_policy, config.prefetch_batch_pages),
-        executor if executor is not None else ThreadExecutor(config.transfer_workers),
-        clock=clock,
-        agree=agree if agree is not None else OneRank(),
-        policy=Lru(),
-    )
+    with ExitStack() as undo:
+        store = _open(config)
+        if isinstance(store, PageStore):
+            undo.callback(store.close)
+        kind = ArenaKind(config.host_arena)
+        entries = [_entry(pool, device_pool, device_slots, host_slots, kind, allocators, undo) for pool in model.pools]
+        controller = HybridCacheController(
+            entries,
+            model.layer_count,
+            ControllerConfig(config.page_size, config.write_policy, config.prefetch_batch_pages),
+            executor if executor is not None else ThreadExecutor(config.transfer_workers),
+            clock=clock,
+            agree=agree if agree is not None else OneRank(),
+            policy=Lru(),
+        )
+        undo.pop_all()
     cache = UnifiedRadixCache(
         controller,
         allocators,
@@ -112,11 +115,14 @@ def _entry(
     host_slots: int,
     arena: ArenaKind,
     allocators: dict[str, SlotAllocator],
+    undo: ExitStack,
 ) -> PoolEntry:
     layout = PackedLayout(pool.geometry, pool.packed_drafts)
+    host_pool = HostPool.allocate(pool.name, layout, host_slots, _CAPABILITIES, arena)
+    undo.callback(host_pool.close)
     entry = PoolEntry(
         name=pool.name,
-        host_pool=HostPool.allocate(pool.name, layout, host_slots, _CAPABILITIES, arena),
+        host_pool=host_pool,
         device_pool=device_pool(pool.name, pool.geometry, device_slots),
         layer_mapper=pool.map_layer,
         coverage=pool.coverage,

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
-from hicache.coverage import Coverage, Full
+from hicache.coverage import Checkpoint, Coverage, Full
 from hicache.errors import ConfigError
 from hicache.layout import PoolGeometry, TensorSpec
 
@@ -92,17 +92,47 @@ def describe_model(config: ModelConfig, page_size: int, dtype: str | None = None
     full attention in every layer).
     """
     if isinstance(config, ModelDescription):
+        _require_page_size(config, page_size)
         return config
     fields = dict(config) if isinstance(config, Mapping) else config.to_dict()
     _refuse_other_state(fields)
-    heads = int(fields["num_attention_heads"])
+    heads = _count(fields, "num_attention_heads")
     return full_attention(
-        layers=int(fields["num_hidden_layers"]),
-        kv_heads=int(fields.get("num_key_value_heads") or heads),
-        head_dim=int(fields.get("head_dim") or int(fields["hidden_size"]) // heads),
+        layers=_count(fields, "num_hidden_layers"),
+        kv_heads=_count(fields, "num_key_value_heads") if fields.get("num_key_value_heads") is not None else heads,
+        head_dim=_count(fields, "head_dim") if fields.get("head_dim") is not None else _head_dim(fields, heads),
         dtype=dtype or _dtype_name(fields),
         page_size=page_size,
     )
+
+
+def _require_page_size(model: ModelDescription, page_size: int) -> None:
+    for pool in model.pools:
+        tokens = 1 if isinstance(pool.coverage, Checkpoint) else page_size
+        if pool.geometry.tokens_per_slot != tokens:
+            raise ConfigError(
+                f"page_size={page_size}: a slot of pool {pool.name!r} holds {pool.geometry.tokens_per_slot} tokens;"
+                f" describe it with {tokens}, or set page_size to what it was described with"
+            )
+
+
+def _count(fields: Mapping[str, Any], name: str) -> int:
+    value = fields.get(name)
+    if not isinstance(value, int) or value < 1:
+        raise ConfigError(
+            f"model type {fields['model_type']!r} with {name}={value!r}; it must be a whole number above 0"
+        )
+    return value
+
+
+def _head_dim(fields: Mapping[str, Any], heads: int) -> int:
+    hidden = _count(fields, "hidden_size")
+    if hidden % heads:
+        raise ConfigError(
+            f"model type {fields['model_type']!r} with hidden_size={hidden}, which {heads} heads can't share evenly;"
+            " give head_dim"
+        )
+    return hidden // heads
 
 
 def _refuse_other_state(fields: Mapping[str, Any]) -> None:
