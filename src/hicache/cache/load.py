@@ -17,6 +17,7 @@ class Load:
         self._progress = tuple(progress)
         self._timeout_s = timeout_s
         self._settle = settle
+        self._ran_ahead = False
 
     @property
     def done(self) -> bool:
@@ -26,10 +27,12 @@ class Load:
     def wait(self, layer: int) -> None:
         """Block until model layer `layer` of every page has arrived, or the load has ended. Before each layer.
 
-        A load that fails or takes too long does not fail here: `result` comes out short.
+        A load that fails or takes too long does not fail here: `result` comes out short, also when what was late
+        arrives after all.
         """
         for progress in self._progress:
-            progress.wait(layer, self._timeout_s)
+            if not progress.wait(layer, self._timeout_s):
+                self._ran_ahead = True
 
     def result(self) -> int:
         """Block until the load has ended; the tokens that are really there, `tokens` if all went well.
@@ -40,4 +43,4 @@ class Load:
         for progress in self._progress:
             progress.wait_end(self._timeout_s)
         self._settle(self._match)
-        return min(self.tokens, self._match.length_tokens)
+        return 0 if self._ran_ahead else min(self.tokens, self._match.length_tokens)
