@@ -56,6 +56,10 @@ class Core:
             tuple(other for other in range(len(pools)) if number in self.carriers[other])
             for number in range(len(pools))
         )
+        self.carried_by_lead = self.lead is not None and all(
+            carriers == (self.lead,) for number, carriers in enumerate(self.carriers) if reaches[number] is not None
+        )
+        """Whether a loose pool's page needs nothing but one of full coverage."""
         self.classes = tuple(self.full[0] if number in self.full else number for number in range(len(pools)))
         """Per pool, the one that stands for all that leave a tier together with it."""
         self.main = 0 if self.lead is None else self.lead

@@ -21,7 +21,7 @@ from hicache.tree.ledger import has_lead_below, host_pinned, loose_mask, offer, 
 from hicache.tree.node import DEVICE, HOST, USELESS, Node
 from hicache.tree.queues import Entry
 from hicache.tree.reach import last_boundary
-from hicache.tree.shape import drop, truncate
+from hicache.tree.shape import drop, remove, truncate
 from hicache.units import BoolArray
 
 Places: TypeAlias = np.ndarray[Any, np.dtype[np.intp]]
@@ -93,6 +93,10 @@ def _take(core: Core, node: Node, pool: int, tier: int, kind: int, need: int, dr
 def _take_device(core: Core, node: Node, lead: int, need: int, drop_dirty: bool, freed: Freed) -> None:
     """From the tail on; what then has no copy left takes the pages after it along, down to where one can resume."""
     if node.here or node.below or not node.device_pages:
+        return
+    size = node.device_pages
+    if size <= need and not node.host_pages and drop_dirty and not node.children and size == core.size(node):
+        remove(core, node, freed)
         return
     device = runs.mask(node.device[lead], core.size(node))
     dirty = device & ~runs.mask(node.host[lead], core.size(node))

@@ -8,7 +8,7 @@ from hicache.errors import InvariantError
 from hicache.tree import runs
 from hicache.tree.core import Core
 from hicache.tree.freed import Freed
-from hicache.tree.ledger import close_books, open_books
+from hicache.tree.ledger import book_leaf, close_books, open_books
 from hicache.tree.node import HOST, NO_CHILDREN, Node
 from hicache.tree.reach import presence
 from hicache.tree.runs import Run
@@ -146,9 +146,34 @@ def _add_leaf(
         parent.children = {}
     parent.children[first_page(core, node)] = node
     low = max(first, start)
+    if low == start and core.carried_by_lead:
+        held = _whole_leaf(core, given, start - first)
+        if held is not None:
+            if tier == HOST:
+                node.host = held
+            else:
+                node.device = held
+            pages = len(key) // core.block_bytes
+            for pool, run in enumerate(held):
+                taken.added[pool] += pages if pool in core.full else runs.count(run)
+            book_leaf(core, node, tier, pages)
+            return node
     fill_node(core, node, tier, low, _part(given, low - first, core.stop(node) - first), taken)
     trim(core, node, Freed(core))
     return node
+
+
+def _whole_leaf(core: Core, given: Given, offset: int) -> tuple[Run, ...] | None:
+    """The runs of a new leaf, if pools of full coverage have a slot for each of its pages: then all slots are taken."""
+    held = [None if slots is None else slots[offset:].tobytes() for slots in given]
+    for pool in core.full:
+        run = held[pool]
+        if run is None or runs.has_holes(run):
+            return None
+    for pool, _ in core.loose:
+        run = held[pool]
+        held[pool] = None if run is None else runs.or_none(run)
+    return tuple(held)
 
 
 def attach(core: Core, node: Node, start: int, stop: int, tier: int, given: Given, taken: Taken) -> None:

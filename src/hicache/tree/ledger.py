@@ -1,5 +1,7 @@
 """A node changes between `open_books` and `close_books`; after that counters, holds and queues are right."""
 
+import numpy as np
+
 from hicache.tree import runs
 from hicache.tree.core import CLEAN, DIRTY, DUPLICATE, ONLY, QUEUES_PER_POOL, USELESS_DEVICE, USELESS_HOST, Core
 from hicache.tree.node import DEVICE, HELD, HOLEY, HOST, USELESS, Node
@@ -35,16 +37,57 @@ def close_books(core: Core, node: Node, had_device: bool) -> None:
     offer(core, node)
 
 
+def book_leaf(core: Core, node: Node, tier: int, pages: int) -> None:
+    """Counts and queues a new, unpinned leaf in which pools of full coverage have all `pages` pages in one tier."""
+    lead = core.main
+    if tier == DEVICE:
+        node.device_pages = pages
+        tell_parents(core, node, 1)
+    else:
+        node.host_pages = pages
+    core.free[2 * lead + tier] += pages
+    if core.loose or core.holey:
+        for pool, _ in core.loose:
+            tally_loose(core, node, pool, 1)
+        renew_use(core, node)
+        offer(core, node)
+        return
+    core.queues.push(QUEUES_PER_POOL * lead + (DIRTY if tier == DEVICE else ONLY), node)
+
+
+def book_split(core: Core, node: Node, head: Node) -> None:
+    """Counts and queues the two parts of a node that was split, and that single pools don't pin.
+
+    What may be evicted is the same in sum: both parts are pinned, or not, as the whole was.
+    """
+    lead = core.lead
+    if lead is not None:
+        if node.flags & HOLEY:
+            node.flags &= ~HOLEY
+            core.holey -= 1
+        _recount(core, node, lead)
+        _recount(core, head, lead)
+        head.below = 1 if node.device_pages or node.below else 0
+    offer(core, head)
+
+
 def _recount(core: Core, node: Node, lead: int) -> None:
     device, host = node.device[lead], node.host[lead]
     size = len(node.key) // core.block_bytes
     node.device_pages = runs.count(device)
     node.host_pages = runs.count(host)
-    whole = node.device_pages == size or node.host_pages == size
-    holey = not whole and runs.count(runs.either(device, host)) < size
-    if holey != bool(node.flags & HOLEY):
+    if node.device_pages == size:
+        node.double_pages = node.host_pages
+        covered = size
+    elif node.host_pages == size:
+        node.double_pages = node.device_pages
+        covered = size
+    else:
+        node.double_pages = runs.both(device, host)
+        covered = node.device_pages + node.host_pages - node.double_pages
+    if (covered < size) != bool(node.flags & HOLEY):
         node.flags ^= HOLEY
-        core.holey += 1 if holey else -1
+        core.holey += 1 if covered < size else -1
 
 
 def _tally(core: Core, node: Node, sign: int) -> None:
@@ -56,30 +99,46 @@ def _tally(core: Core, node: Node, sign: int) -> None:
         if node.host_pages:
             free[2 * lead + HOST] += sign * host_free(core, node)
     for pool, _ in core.loose:
-        device, host = node.device[pool], node.host[pool]
-        if node.pins is not None:
-            if device is not None or host is not None:
-                free[2 * pool] += sign * int(loose_mask(core, node, pool, DEVICE).sum())
-                free[2 * pool + HOST] += sign * int(loose_mask(core, node, pool, HOST).sum())
-            continue
-        if device is not None:
-            free[2 * pool] += sign * runs.count(device)
-        if host is not None:
-            free[2 * pool + HOST] += sign * runs.count(host)
+        tally_loose(core, node, pool, sign)
+
+
+def tally_loose(core: Core, node: Node, pool: int, sign: int) -> None:
+    """Adds a node's share of a loose pool's evictable slots to the counters, or takes it out (`sign` -1)."""
+    if node.device[pool] is not None:
+        core.free[2 * pool] += sign * loose_free(core, node, pool, DEVICE)
+    if node.host[pool] is not None:
+        core.free[2 * pool + HOST] += sign * loose_free(core, node, pool, HOST)
+
+
+def loose_free(core: Core, node: Node, pool: int, tier: int) -> int:
+    """How many pages of a loose pool may leave a tier now."""
+    run = node.device[pool] if tier == DEVICE else node.host[pool]
+    pins = node.pins
+    if run is None:
+        return 0
+    if pins is None:
+        return runs.count(run)
+    at = PINS_PER_POOL * pool
+    own = at + (PIN_HERE if tier == DEVICE else PIN_HOST)
+    if pins[own]:
+        return 0
+    if pins[at + PIN_SOMEWHERE] or pins[at + PIN_SOMEWHERE + LAST_PAGE]:
+        return int(np.count_nonzero(loose_mask(core, node, pool, tier)))
+    return runs.count(run[:-4] if pins[own + LAST_PAGE] else run)
 
 
 def host_free(core: Core, node: Node) -> int:
     """How many host pages of full coverage can go from a node, once what is below it has gone."""
     lead = core.lead
-    if lead is None or not node.host_pages or host_pinned(node, lead):
+    if lead is None or not node.host_pages or (node.pins is not None and host_pinned(node, lead)):
         return 0
+    double = node.double_pages
+    if double == node.host_pages or node.here or node.some or node.below:
+        return double
     device, host = node.device[lead], node.host[lead]
-    duplicates = runs.both(device, host)
-    if node.here or node.some or node.below or duplicates == node.host_pages:
-        return duplicates
     if device is None or host is None:
         return node.host_pages
-    return duplicates + runs.count(host[4 * runs.end(device) :])
+    return double + runs.count(host[4 * runs.end(device) :])
 
 
 def host_pinned(node: Node, pool: int) -> bool:
@@ -110,16 +169,19 @@ def loose_mask(core: Core, node: Node, pool: int, tier: int) -> BoolArray:
 def tell_parents(core: Core, node: Node, change: int) -> None:
     """A subtree got its first device page of full coverage, or lost its last one."""
     parent = node.parent
+    lead = core.main
     while parent is not None and parent.parent is not None:
-        before = host_free(core, parent) if parent.host_pages else 0
         was = parent.below
-        parent.below = was + change
-        if core.lead is not None and parent.host_pages and not (was and parent.below):
-            core.free[2 * core.lead + HOST] += host_free(core, parent) - before
-        if was and parent.below:
+        if was > 1 or (was and change > 0):
+            parent.below = was + change
             return
+        alone = parent.host_pages > parent.double_pages
+        before = host_free(core, parent) if alone else 0
+        parent.below = was + change
+        if alone:
+            core.free[2 * lead + HOST] += host_free(core, parent) - before
         if change < 0:
-            offer(core, parent)
+            _offer_lead(core, parent, lead)
         if parent.device_pages:
             return
         parent = parent.parent
@@ -134,10 +196,11 @@ def raise_here(core: Core, node: Node) -> None:
         if pinned:
             node.here = pinned + 1
             return
-        before = host_free(core, node) if node.host_pages else 0
+        alone = node.host_pages > node.double_pages
+        before = host_free(core, node) if alone else 0
         node.here = 1
         free[lead] -= node.device_pages
-        if node.host_pages:
+        if alone:
             free[lead + HOST] += host_free(core, node) - before
         node, parent = parent, parent.parent
 
@@ -151,13 +214,14 @@ def lower_here(core: Core, node: Node) -> None:
         if pinned:
             node.here = pinned
             return
-        before = host_free(core, node) if node.host_pages else 0
+        alone = node.host_pages > node.double_pages
+        before = host_free(core, node) if alone else 0
         node.here = 0
         free[lead] += node.device_pages
-        if node.host_pages:
+        if alone:
             free[lead + HOST] += host_free(core, node) - before
         if not node.below:
-            offer(core, node)
+            _offer_lead(core, node, core.main)
         node, parent = parent, parent.parent
 
 
@@ -180,24 +244,22 @@ def lower_some(core: Core, node: Node) -> None:
             node.some -= 1
             return
         _change_some(core, node, -1)
-        offer(core, node)
+        _offer_lead(core, node, core.main)
         node, parent = parent, parent.parent
 
 
 def _change_some(core: Core, node: Node, change: int) -> None:
-    before = host_free(core, node) if node.host_pages else 0
+    alone = node.host_pages > node.double_pages
+    before = host_free(core, node) if alone else 0
     node.some += change
-    if core.lead is not None and node.host_pages:
-        core.free[2 * core.lead + HOST] += host_free(core, node) - before
+    if alone:
+        core.free[2 * core.main + HOST] += host_free(core, node) - before
     renew_hold(core, node)
 
 
 def renew_hold(core: Core, node: Node) -> None:
     """Holds a node on the device while a last copy that must stay lies there."""
-    lead = core.lead
-    if lead is None:
-        return
-    hold = bool(node.some and node.device_pages) and runs.both(node.device[lead], node.host[lead]) < node.device_pages
+    hold = node.some > 0 and node.double_pages < node.device_pages
     if hold and not node.flags & HELD:
         node.flags |= HELD
         raise_here(core, node)
@@ -231,20 +293,18 @@ def _offer_lead(core: Core, node: Node, lead: int) -> None:
     push = core.queues.push
     at = QUEUES_PER_POOL * lead
     if node.device_pages and not node.here and not node.below:
-        if node.host_pages:
-            if device_tail_is_clean(node, lead):
-                push(at + CLEAN, node)
-            if runs.both(node.device[lead], node.host[lead]) < node.device_pages:
-                push(at + DIRTY, node)
-        else:
+        if node.double_pages and device_tail_is_clean(node, lead):
+            push(at + CLEAN, node)
+        if node.double_pages < node.device_pages:
             push(at + DIRTY, node)
         if node.flags & USELESS:
             push(at + USELESS_DEVICE, node)
     if node.host_pages and not host_pinned(node, lead):
-        if node.device_pages:
+        if node.double_pages:
             push(at + DUPLICATE, node)
         if not (node.here or node.some or node.below or has_lead_below(node)):
-            push(at + ONLY, node)
+            if node.double_pages < node.host_pages:
+                push(at + ONLY, node)
             if node.flags & USELESS:
                 push(at + USELESS_HOST, node)
 
@@ -256,20 +316,25 @@ def _offer_loose(core: Core, node: Node, pool: int) -> None:
     if device is not None:
         if host is not None:
             push(at + CLEAN, node)
+            push(at + DUPLICATE, node)
         push(at + DIRTY, node)
     if host is not None:
-        if device is not None:
-            push(at + DUPLICATE, node)
         push(at + ONLY, node)
     if pool == core.main and node.flags & USELESS:
-        if device is not None:
-            push(at + USELESS_DEVICE, node)
-        if host is not None:
-            push(at + USELESS_HOST, node)
+        push(at + USELESS_DEVICE, node)
+        push(at + USELESS_HOST, node)
+
+
+def offer_loose(core: Core, node: Node, pool: int) -> None:
+    """Queues a node for one loose pool, if it has something of it."""
+    if node.device[pool] is not None or node.host[pool] is not None:
+        _offer_loose(core, node, pool)
 
 
 def device_tail_is_clean(node: Node, lead: int) -> bool:
     """Whether the last device page of full coverage has a host copy."""
+    if node.double_pages == node.device_pages:
+        return True
     host = node.host[lead]
     tail = runs.end(node.device[lead]) - 1
     return host is not None and host[4 * tail + 3] != 0xFF

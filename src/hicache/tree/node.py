@@ -32,6 +32,7 @@ class Node:
         "children",
         "device",
         "device_pages",
+        "double_pages",
         "flags",
         "here",
         "hits",
@@ -64,7 +65,8 @@ class Node:
         """Per pool, the slots in each tier."""
         self.device_pages = 0
         self.host_pages = 0
-        """Pages that the pools of full coverage have in each tier."""
+        self.double_pages = 0
+        """Pages that the pools of full coverage have in each tier, and in both at once."""
         self.here = 0
         """Pins of the device copies (pools of full coverage), own and of children with any."""
         self.some = 0

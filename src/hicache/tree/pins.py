@@ -11,9 +11,11 @@ from hicache.tree.ledger import (
     close_books,
     lower_here,
     lower_some,
+    offer_loose,
     open_books,
     raise_here,
     raise_some,
+    tally_loose,
 )
 from hicache.tree.node import Node
 from hicache.tree.shape import split
@@ -154,21 +156,37 @@ def _count(core: Core, part: PinPart, pin: Pin, start: int, stop: int, change: i
     """Counts a part's pin up or down, at the nodes of its pages `start` to `stop`, and at those pages' carriers."""
     if start >= stop:
         return
-    kind = KINDS[pin]
-    places = [(part.pool, kind)]
-    places += [(carrier, PIN_SOMEWHERE) for carrier in core.carriers[part.pool] if carrier != core.lead]
     extra = LAST_PAGE if part.last_page_only else 0
+    places = [PINS_PER_POOL * part.pool + KINDS[pin] + extra]
+    for carrier in core.carriers[part.pool]:
+        if carrier != core.lead:
+            places.append(PINS_PER_POOL * carrier + PIN_SOMEWHERE + extra)
     node: Node | None = part.node
     while node is not None and node.parent is not None:
         if node.start < stop:
-            _count_node(core, node, [PINS_PER_POOL * pool + what + extra for pool, what in places], change)
+            _count_node(core, node, places, change)
         if part.last_page_only or node.start <= start:
             return
         node = node.parent
 
 
 def _count_node(core: Core, node: Node, places: list[int], change: int) -> None:
-    had_device = open_books(core, node)
+    pools = {place // PINS_PER_POOL for place in places}
+    if core.lead in pools:
+        had_device = open_books(core, node)
+        _change(core, node, places, change)
+        close_books(core, node, had_device)
+        return
+    for pool in pools:
+        tally_loose(core, node, pool, -1)
+    _change(core, node, places, change)
+    for pool in pools:
+        tally_loose(core, node, pool, 1)
+        if change < 0:
+            offer_loose(core, node, pool)
+
+
+def _change(core: Core, node: Node, places: list[int], change: int) -> None:
     pins = node.pins
     if pins is None:
         pins = node.pins = [0] * (PINS_PER_POOL * len(core.pools))
@@ -176,4 +194,3 @@ def _count_node(core: Core, node: Node, places: list[int], change: int) -> None:
         pins[place] += change
     if not any(pins):
         node.pins = None
-    close_books(core, node, had_device)

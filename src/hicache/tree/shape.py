@@ -6,6 +6,7 @@ from hicache.tree.freed import Freed
 from hicache.tree.ledger import (
     LAST_PAGE,
     PINS_PER_POOL,
+    book_split,
     close_books,
     loose_mask,
     lower_here,
@@ -31,7 +32,8 @@ def split(core: Core, node: Node, at: int) -> Node:
     if node.flags & HELD:
         node.flags &= ~HELD
         lower_here(core, node)
-    had_device = open_books(core, node)
+    simple = node.pins is None and not node.some
+    had_device = not simple and open_books(core, node)
     pages = at - node.start
     block = core.block_bytes
     head = Node(
@@ -49,13 +51,16 @@ def split(core: Core, node: Node, at: int) -> Node:
     node.parent = head
     node.device = _tails(node.device, pages)
     node.host = _tails(node.host, pages)
-    if node.flags & HOLEY:
-        node.flags &= ~HOLEY
-        core.holey -= 1
     head.children = {first_page(core, node): node}
     head.here = 1 if node.here else 0
     head.some = 1 if node.some else 0
     _split_marks(node, head, pages)
+    if simple:
+        book_split(core, node, head)
+        return head
+    if node.flags & HOLEY:
+        node.flags &= ~HOLEY
+        core.holey -= 1
     if core.lead is not None:
         node.device_pages = runs.count(node.device[core.lead])
     still_has_device = node.device_pages > 0 or node.below > 0
@@ -132,7 +137,7 @@ def _unlink(core: Core, node: Node, freed: Freed) -> Node:
     had_device = open_books(core, node)
     freed.add_all(node)
     node.device = node.host = core.nothing
-    node.device_pages = node.host_pages = 0
+    node.device_pages = node.host_pages = node.double_pages = 0
     if node.flags & HOLEY:
         core.holey -= 1
     node.flags = 0

@@ -1,0 +1,1 @@
+"""Benchmarks measure CPU time of the calling thread, since other work may share the machine."""
