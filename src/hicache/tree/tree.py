@@ -105,6 +105,16 @@ class RadixTree:
             node = node.parent
         return Span(node, start, stop)
 
+    def narrow(self, span: Span) -> Span:
+        """The same pages, named by a node that ends with them: so pinning them keeps the span good.
+
+        Splits the node where the span ends, as a pin does. What lies behind may leave the tree and take the node that
+        holds it along.
+        """
+        if span.start == span.stop:
+            return span
+        return Span(pins.node_ending_at(self._core, span.node, span.stop), span.start, span.stop)
+
     def _root(self, namespace: bytes) -> Node:
         core = self._core
         root = core.roots.get(namespace)
