@@ -1,0 +1,206 @@
+"""What can happen to a cache, one call each: the state machine and the seeded walks below choose among them."""
+
+import random
+
+from hicache.cache import Load, Match
+from hicache.controller import Prefetch
+from hicache.storage import PageStore
+from hicache.storage.memory import MemoryBackend
+from hicache.testing.simulator import FaultRates, SimulatedExecutor
+from hicache.units import Tier
+from tests.world import MODELS, PAGE, World, tokens
+
+RATES = (
+    FaultRates(start=1.0),
+    FaultRates(start=0.4),
+    FaultRates(start=0.4, fail=0.1, partial=0.2),
+    FaultRates(start=0.3, fail=0.1, partial=0.1, lose=0.05),
+)
+LENGTHS = (1, PAGE, PAGE + 1, 3 * PAGE + 2, 4 * PAGE, 5 * PAGE + 1, 6 * PAGE + 1)
+MOST_REQUESTS = 4
+
+
+def prompt_of(forks: list[int], length: int) -> bytes:
+    """A prompt whose page i differs from others' only by `forks[i]`."""
+    return tokens(*[forks[page] if place == 0 else 7 for page in range(7) for place in range(PAGE)][:length])
+
+
+class Shelf(MemoryBackend):
+    """A memory store that outlives its attachments, as one on disk does."""
+
+    def close(self) -> None:
+        """Keeps everything."""
+
+
+class Request:
+    """A request between two calls."""
+
+    def __init__(self, prompt: bytes, match: Match) -> None:
+        self.prompt = prompt
+        self.match = match
+        self.load: Load | None = None
+        self.computed = False
+
+
+class Driver:
+    """Requests come, load, compute, insert and abort in any order, while transfers are delayed, fail and get lost."""
+
+    def __init__(
+        self, seed: int, rates: FaultRates, model: str, policy: str, device_pages: int, host_pages: int
+    ) -> None:
+        self.requests: list[Request] = []
+        self.tickets: list[tuple[bytes, Prefetch]] = []
+        self.backend = Shelf()
+        self.executor = SimulatedExecutor(seed, rates)
+        self.world = World(
+            model=MODELS[model],
+            device_pages=device_pages,
+            host_pages=host_pages,
+            executor=self.executor,
+            backend=self.backend,
+            write_policy=policy,
+        )
+        self.cache = self.world.cache
+
+    @classmethod
+    def seeded(cls, seed: int) -> "Driver":
+        """A driver whose whole set-up follows from a seed."""
+        dice = random.Random(seed)
+        return cls(
+            seed,
+            dice.choice(RATES),
+            dice.choice(sorted(MODELS)),
+            dice.choice(["write_through", "write_back"]),
+            dice.randint(6, 16),
+            dice.randint(3, 24),
+        )
+
+    def arrive(self, prompt: bytes, ticket: Prefetch | None = None) -> None:
+        if len(self.requests) < MOST_REQUESTS:
+            match = self.cache.match_prefix(prompt, self.world.namespace, ticket)
+            self.requests.append(Request(prompt, match))
+
+    def prefetch(self, prompt: bytes, timeout_s: float) -> None:
+        self.tickets.append((prompt, self.cache.prefetch(prompt, self.world.namespace, timeout_s)))
+
+    def arrive_with_ticket(self, index: int, *, cancel: bool) -> None:
+        prompt, ticket = self.tickets.pop(index)
+        if cancel:
+            self.cache.cancel_prefetch(ticket)
+        self.arrive(prompt, ticket)
+
+    def load(self, request: Request) -> None:
+        if not request.computed and not request.match.loading:
+            request.load = self.cache.load_back(request.match)
+
+    def result(self, request: Request) -> None:
+        if request.load is not None:
+            planned = request.load.tokens
+            assert request.load.result() <= planned
+            request.load = None
+            self.world.check(request.match)
+
+    def compute(self, request: Request) -> None:
+        if request.match.loading:
+            return
+        self.world.check(request.match)
+        missing = len(request.prompt) // 4 - request.match.length_tokens
+        if missing > 0 and self.cache.allocate(request.match, missing) is None:
+            return
+        request.computed = True
+        self.world.compute(request.match, request.prompt)
+        request.match = self.cache.insert(request.match, request.prompt)
+        self.world.check(request.match)
+
+    def release(self, request: Request) -> None:
+        self.requests.remove(request)
+        self.cache.release(request.match)
+
+    def poll(self) -> None:
+        self.cache.poll()
+
+    def wait(self, seconds: float) -> None:
+        self.world.clock.now_s += seconds
+        self.cache.poll()
+
+    def evict(self, tier: Tier, pages: int | None) -> None:
+        self.cache.evict(tier, pages)
+
+    def reattach(self, *, empty: bool) -> None:
+        self.cache.detach_storage_backend()
+        if empty:
+            self.backend = Shelf()
+        self.cache.attach_storage_backend(PageStore(self.backend))
+
+    def forget_and_serve(self, prompt: bytes, *, stored: bool) -> None:
+        """What a busy server does to a prompt that comes again later."""
+        for tier in (Tier.DEVICE, Tier.HOST) if stored else (Tier.DEVICE,):
+            self.cache.evict(tier)
+            for _ in range(5):
+                self.cache.poll()
+        ticket = self.cache.prefetch(prompt, self.world.namespace)
+        for _ in range(20):
+            self.cache.poll()
+        self.world.serve(prompt, ticket)
+
+    def check(self) -> None:
+        """What holds after every call."""
+        self.cache.audit()
+        stats = self.cache.stats()
+        assert sum(stats.hit_tokens.values()) <= stats.lookup_tokens
+        for request in self.requests:
+            assert sum(request.match.cached_tokens.values()) <= max(0, len(request.prompt) // 4 - 1)
+            if request.computed and not request.match.loading:
+                self.world.check(request.match)
+
+    def finish(self) -> None:
+        """What holds in the end: nothing is pinned, lent or in flight, and everything could be had."""
+        for request in self.requests:
+            self.cache.release(request.match)
+        self.requests.clear()
+        self.world.clock.now_s += 1000.0
+        self.world.settle()
+        self.cache.audit()
+        if not self.executor.lost:
+            self.world.idle()
+            assert self.world.free_and_evictable(Tier.DEVICE) == self.world.device_pages
+            assert self.world.free_and_evictable(Tier.HOST) == self.world.host_pages
+        self.cache.close()
+        assert all(ticket.done for _, ticket in self.tickets)
+
+
+def walk(seed: int, steps: int) -> Driver:
+    """A run that follows from its seed: what a server goes through, in no particular order."""
+    dice = random.Random(seed)
+    driver = Driver.seeded(seed)
+    for _ in range(steps):
+        step(driver, dice)
+        driver.check()
+    driver.finish()
+    return driver
+
+
+def step(driver: Driver, dice: random.Random) -> None:
+    prompt = prompt_of(dice.choices([0, 1], [4, 1], k=7), dice.choice(LENGTHS))
+    choice = dice.random()
+    if choice < 0.12:
+        driver.arrive(prompt)
+    elif choice < 0.20:
+        driver.prefetch(prompt, dice.choice([0.0, 5.0]))
+    elif choice < 0.26 and driver.tickets:
+        driver.arrive_with_ticket(dice.randrange(len(driver.tickets)), cancel=dice.random() < 0.2)
+    elif choice < 0.60 and driver.requests:
+        request = dice.choice(driver.requests)
+        dice.choice([driver.load, driver.result, driver.compute, driver.compute])(request)
+    elif choice < 0.68 and driver.requests:
+        driver.release(dice.choice(driver.requests))
+    elif choice < 0.80:
+        driver.poll()
+    elif choice < 0.82:
+        driver.wait(dice.choice([1.0, 10.0]))
+    elif choice < 0.92:
+        driver.evict(dice.choice([Tier.DEVICE, Tier.HOST]), dice.choice([None, 1, 2, 5]))
+    elif choice < 0.99:
+        driver.forget_and_serve(prompt, stored=dice.random() < 0.5)
+    else:
+        driver.reattach(empty=dice.random() < 0.5)
