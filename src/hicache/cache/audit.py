@@ -6,6 +6,7 @@ import numpy as np
 
 from hicache.cache.match import Match
 from hicache.controller import HybridCacheController
+from hicache.controller.dispatch import Retired
 from hicache.controller.state import present
 from hicache.errors import InvariantError
 from hicache.pools import SlotAllocator
@@ -25,7 +26,8 @@ def audit(
         allocator.check()
         _check(pool, Tier.DEVICE, allocator.taken(), _device_owners(controller, pool, held))
         _check(pool, Tier.HOST, state.group.get_pool(pool).taken(), _host_owners(controller, pool))
-    if not held and not len(state.dispatcher) and not controller.fetches.running and state.tree.pins_total():
+    reasons = bool(held or state.deferred or controller.fetches.running) or len(state.dispatcher) > 0
+    if state.tree.pins_total() and not reasons:
         raise InvariantError(f"nothing is open or in flight, but {state.tree.pins_total()} pins are held")
 
 
@@ -34,12 +36,13 @@ def _device_owners(
 ) -> Iterator[tuple[str, Int32Array]]:
     state = controller.state
     yield "cached", state.tree.resident(pool, Tier.DEVICE)
-    for match in matches:
+    held = list(matches)
+    for match in held:
         yield "lent", present(match.lent[pool])
+    for retired in _retired(controller, held):
+        yield "lent", present(_of(retired.slots, pool))
     for transfer in state.dispatcher.in_flight():
         yield "in flight", _of(transfer.device_slots, pool)
-    for deferred in state.deferred:
-        yield "lent", _of(deferred.device_slots, pool)
     for quarantined in state.quarantined:
         yield "in flight", quarantined.eviction.slots(pool, Tier.DEVICE)
 
@@ -53,6 +56,12 @@ def _host_owners(controller: HybridCacheController, pool: PoolName) -> Iterator[
         yield "in flight", quarantined.eviction.slots(pool, Tier.HOST)
     for parked in controller.fetches.parked_slots():
         yield "in flight", _of(parked, pool)
+
+
+def _retired(controller: HybridCacheController, matches: Iterable[Match]) -> Iterable[Retired]:
+    """Each once: several requests may hold the same."""
+    holders = [*(match.retired for match in matches), *(one.retired for one in controller.state.deferred)]
+    return {id(retired): retired for holder in holders for retired in holder}.values()
 
 
 def _of(slots: Mapping[PoolName, Int32Array], pool: PoolName) -> Int32Array:

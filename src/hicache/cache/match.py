@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from hicache.controller import LoadBack, Prefetch
+from hicache.controller.dispatch import Retired
 from hicache.controller.state import State, spread
 from hicache.coverage import Checkpoint
 from hicache.errors import InvariantError
@@ -37,8 +38,10 @@ class Match:
         self._load: LoadBack | None = None
         self._unsettled = 0
         self._lent: dict[PoolName, Int32Array] = {pool: _empty() for pool in state.pools}
-        self._retired: list[Mapping[PoolName, Int32Array]] = []
+        self._retired: list[Retired] = []
+        self._after: Event | None = None
         self._used = False
+        self._short = False
         self._open = True
         self._cached = dict.fromkeys(Tier, 0)
         self.loads_begun = 0
@@ -74,7 +77,7 @@ class Match:
 
     def slots(self, pool: PoolName | None = None) -> DeviceSlots:
         """Device slots of a pool (by default the anchor) by page, int32 [page_count]; HOLE where it needs none."""
-        self._require_open()
+        self.require_open()
         name = pool if pool is not None else self._state.group.anchor_entry.name
         run = self._state.slots(self._span, name, Tier.DEVICE)
         if self._load is not None:
@@ -85,23 +88,22 @@ class Match:
 
     @property
     def lent(self) -> Mapping[PoolName, Int32Array]:
-        """Slots that belong to the request alone."""
-        retired = {pool: [run[pool] for run in self._retired if pool in run] for pool in self._lent}
-        return {pool: np.concatenate((run, *retired[pool])) for pool, run in self._lent.items()}
+        """Slots that belong to the request alone, in page order."""
+        return self._lent
 
     @property
-    def receipts(self) -> int:
-        """How many pins it holds."""
-        return len(self._receipts)
+    def retired(self) -> tuple[Retired, ...]:
+        """Slots that go back once its computation no longer needs them."""
+        return tuple(self._retired)
 
     @property
     def _lent_pages(self) -> int:
         return max(len(run) for run in self._lent.values())
 
-    def use(self) -> None:
-        """The match is used for the first time: its hits and its recency count now, and once."""
+    def use(self) -> bool:
+        """The match is used. True the first time: its hits and its recency count then, and once."""
         if self._used:
-            return
+            return False
         self._used = True
         counters = self._state.counters
         counters.lookups += 1
@@ -109,10 +111,12 @@ class Match:
         self._cached[Tier.DEVICE] = self.device_tokens
         counters.hit_tokens[Tier.DEVICE] += self.device_tokens
         self._state.tree.touch(self._found, self._found.usable_pages)
+        return True
 
     def start_load(self, span: Span, load: LoadBack) -> None:
         """Run on pages that are loading, up to the end of `span`."""
         self.loads_begun += 1
+        self._short = False
         self._load = load
         self._span = span
         self._unsettled = len(load.ops)
@@ -120,10 +124,9 @@ class Match:
         if not load.ops:
             self._finish_load()
 
-    def load_settled(self, duplicates: Mapping[PoolName, Int32Array]) -> None:
+    def load_settled(self, duplicates: Retired) -> None:
         """A load it waits for has settled."""
-        if duplicates:
-            self._retired.append(duplicates)
+        self._retired.append(duplicates)
         self._unsettled -= 1
         if self._unsettled == 0:
             self._finish_load()
@@ -172,11 +175,12 @@ class Match:
         self, found: TreeMatch, pages: int, duplicates: Mapping[PoolName, Int32Array], after: Event | None
     ) -> None:
         """The tree has taken them, but for `duplicates`. Pin what is there; free what only computation still reads."""
-        tree = self._state.tree
         count = pages - self._span.stop
-        self._hold(found, pages, [tree.pin(found, Pin.HERE, pages)])
+        if after is not None:
+            self._after = after
+        self._retired.append(Retired(duplicates))
+        self._hold(found, pages, [self._state.tree.pin(found, Pin.HERE, pages)], after)
         self._lent = {pool: run[count:] for pool, run in self._lent.items()}
-        self._retired.append(duplicates)
         self._free_retired(after)
 
     def computed(self, tokens: int) -> None:
@@ -184,14 +188,17 @@ class Match:
         self.length_tokens = max(self.length_tokens, tokens)
 
     def end(self, after: Event | None) -> LoadBack | None:
-        """Give everything back; slots once `after` has passed. Returns the loads to leave."""
-        self._require_open()
+        """Give everything back once `after`, or what `insert` was told last, has passed. Returns the loads to leave."""
+        self.require_open()
         self._open = False
-        self._unpin()
-        self._retired.append(self._lent)
+        self._retired.append(Retired(self._lent))
         self._lent = {pool: _empty() for pool in self._lent}
-        self._free_retired(after)
-        return self._load
+        receipts, self._receipts = self._receipts, []
+        retired, self._retired = self._retired, []
+        self._state.give_back(receipts, retired, after if after is not None else self._after)
+        load, self._load = self._load, None
+        self._unsettled = self.length_tokens = 0
+        return load
 
     @property
     def span(self) -> Span:
@@ -206,7 +213,8 @@ class Match:
         tree = self._state.tree
         receipts = [tree.pin(found, Pin.HERE, found.device_pages)]
         if found.usable_pages > found.device_pages:
-            receipts.append(tree.pin(found, Pin.SOMEWHERE, found.usable_pages))
+            # What a load finds on the device, or brings, stays there too: the request runs on it before all has come.
+            receipts += [tree.pin(found, pin, found.usable_pages) for pin in (Pin.SOMEWHERE, Pin.HERE)]
         usable = tree.span(found, 0, found.usable_pages)
         self._hold(found, found.device_pages, receipts)
         self.length_tokens = found.device_pages * self._page_size
@@ -214,19 +222,31 @@ class Match:
             self._found = found
         return usable
 
-    def _hold(self, found: TreeMatch, pages: int, receipts: list[Receipt]) -> None:
-        """Stand on `pages` pages of the tree with new pins. What only the old ones kept may leave the tree here."""
+    def _hold(self, found: TreeMatch, pages: int, receipts: list[Receipt], after: Event | None = None) -> None:
+        """Stand on `pages` pages of the tree with new pins. What only the old ones kept may go, once `after` passed."""
         self._span = self._state.tree.span(found, 0, pages)
-        self._unpin()
-        self._receipts = receipts
+        old, self._receipts = self._receipts, receipts
+        self._state.give_back(old, (), after)
 
     def require_settled(self) -> None:
         """Raises InvariantError while a load is under way, or after the match was released."""
-        self._require_open()
+        self.require_open()
         if self.loading:
             raise InvariantError("a load of this match has not settled; call load.result() first")
 
-    def _require_open(self) -> None:
+    def require_slots(self, pages: int) -> None:
+        """Raises InvariantError unless the account has slots for `pages` pages and knows how its load ended."""
+        if self._short:
+            raise InvariantError("a load of this match came short, what ran on it is void; see load.result()")
+        if pages > self.page_count:
+            raise InvariantError(f"{pages} pages of tokens, but the match has slots for {self.page_count}")
+
+    def shortness_known(self) -> None:
+        """The engine has been told how its load ended."""
+        self._short = False
+
+    def require_open(self) -> None:
+        """Raises InvariantError after the match was released."""
         if not self._open:
             raise InvariantError("this match was released; match the prefix again")
 
@@ -239,6 +259,7 @@ class Match:
         self._load = None
         self._count_load(good)
         if good < planned:
+            self._short = True
             self.length_tokens = good * self._page_size
             self._retire_snapshots()
 
@@ -248,29 +269,24 @@ class Match:
         stored = 0
         if self._prefetch is not None:
             stored = int(self._prefetch.fetched(good)[device:].sum())
+        before = self._cached
         self._cached = {
             Tier.DEVICE: device * size,
             Tier.HOST: (good - device - stored) * size,
             Tier.STORAGE: stored * size,
         }
-        for tier in (Tier.HOST, Tier.STORAGE):
-            counters.hit_tokens[tier] += self._cached[tier]
+        for tier, tokens in self._cached.items():
+            counters.hit_tokens[tier] += tokens - before[tier]
 
     def _retire_snapshots(self) -> None:
         for pool, run in self._lent.items():
             if isinstance(self._state.group.get_entry(pool).coverage, Checkpoint):
-                self._retired.append({pool: run})
+                self._retired.append(Retired({pool: run}))
                 self._lent[pool] = np.full(len(run), HOLE, dtype=np.int32)
-
-    def _unpin(self) -> None:
-        for receipt in self._receipts:
-            self._state.tree.unpin(receipt)
-        self._receipts.clear()
 
     def _free_retired(self, after: Event | None) -> None:
         retired, self._retired = self._retired, []
-        for slots in retired:
-            self._state.free_device(slots, after)
+        self._state.give_back((), retired, after)
 
 
 def _empty() -> Int32Array:

@@ -13,6 +13,7 @@ from hicache.keys import TOKEN_BYTES, Namespace
 from hicache.pools import SlotAllocator
 from hicache.storage import PageStore
 from hicache.transfer import Event
+from hicache.tree import Span
 from hicache.units import DeviceSlots, PoolName, Tier
 
 LOAD_ATTEMPTS = 2
@@ -66,6 +67,7 @@ class UnifiedRadixCache:
 
     def cancel_prefetch(self, prefetch: Prefetch) -> None:
         """Nobody waits for it any more. What is under way still lands in the tree."""
+        self._require_open()
         self._controller.cancel_prefetch(prefetch)
 
     def match_prefix(self, tokens: Tokens, namespace: Namespace, prefetch: Prefetch | None = None) -> Match:
@@ -90,7 +92,7 @@ class UnifiedRadixCache:
         self._require_open()
         match.require_settled()
         span = match.span if match.loads_begun >= LOAD_ATTEMPTS else match.resume(self._reusable_pages(match.tokens))
-        match.use()
+        self._use(match, span)
         back = self._controller.load(span, match)
         if back is None and self._controller.writing_back:
             return None
@@ -107,7 +109,8 @@ class UnifiedRadixCache:
         they are in use by others.
         """
         self._require_open()
-        match.use()
+        match.require_open()
+        self._use(match, match.span)
         pages, demand = match.wanted(new_tokens)
         reservation = self._controller.mem_pool_host.reserve(demand, Tier.DEVICE)
         if reservation is None:
@@ -126,13 +129,19 @@ class UnifiedRadixCache:
         match.require_settled()
         raw = token_bytes(tokens)
         pages = len(raw) // TOKEN_BYTES // self._page_size
+        match.require_slots(pages)
         if pages > match.span.stop:
             self._hand_over(match, raw, pages, after)
         match.computed(len(raw) // TOKEN_BYTES)
         return match
 
     def release(self, match: Match, after: Event | None = None) -> None:
-        """End a match at any point: pins, loads and lent slots are given back, the slots once `after` has passed."""
+        """End a match at any point: pins, loads and lent slots are given back.
+
+        Pins and slots only once `after` has passed, the computation that still needs them; by default what `insert`
+        was told last.
+        """
+        self._require_open()
         load = match.end(after)
         if load is not None:
             self._controller.leave(load, match)
@@ -194,8 +203,12 @@ class UnifiedRadixCache:
         inserted = raw[: pages * self._page_size * TOKEN_BYTES]
         runs = match.hand_over(pages)
         result = state.tree.insert(match.namespace.fingerprint, inserted, match.span.stop, runs)
-        match.handed_over(result.match, pages, result.duplicates, after)
+        match.handed_over(result.match, min(pages, result.match.pages), result.duplicates, after)
         self._controller.computed(match.span, after)
+
+    def _use(self, match: Match, span: Span) -> None:
+        if match.use():
+            self._controller.store_again(span)
 
     def _settle(self, match: Match) -> None:
         self._controller.poll()
@@ -203,6 +216,7 @@ class UnifiedRadixCache:
             load = match.abandon_load()
             if load is not None:
                 self._controller.give_up(load, match)
+        match.shortness_known()
 
     def _reusable_pages(self, raw: bytes) -> int:
         return max(0, len(raw) // TOKEN_BYTES - 1) // self._page_size

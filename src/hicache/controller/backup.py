@@ -1,6 +1,7 @@
 """L1 to L2: pages that have no host copy get one; their device copy stays pinned until the transfer has settled."""
 
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
@@ -45,17 +46,20 @@ class Backups:
         pages = {pool: wanted for pool in state.pools if (wanted := self._wanted(span, pool)).any()}
         if not pages:
             return True
-        receipt = state.tree.pin_span(span, Pin.HERE)
-        reservation = state.group.reserve({pool: int(wanted.sum()) for pool, wanted in pages.items()}, Tier.HOST)
-        if reservation is None:
-            state.tree.unpin(receipt)
-            state.counters.backup_refused_pages += max(int(wanted.sum()) for wanted in pages.values())
-            return False
-        with reservation:
+        span = state.tree.narrow(span)
+        with ExitStack() as undo:
+            receipt = state.tree.pin_span(span, Pin.HERE)
+            undo.callback(state.tree.unpin, receipt)
+            reservation = state.group.reserve({pool: int(wanted.sum()) for pool, wanted in pages.items()}, Tier.HOST)
+            if reservation is None:
+                state.counters.backup_refused_pages += max(int(wanted.sum()) for wanted in pages.values())
+                return False
+            undo.enter_context(reservation)
             device = {pool: DeviceSlots(state.slots(span, pool, Tier.DEVICE)[wanted]) for pool, wanted in pages.items()}
             host = {pool: HostSlots(reservation.slots[pool]) for pool in pages}
             self._submit(_Backup(span, receipt, pages, device, host), after)
             reservation.commit()
+            undo.pop_all()
         return True
 
     def _wanted(self, span: Span, pool: PoolName) -> BoolArray:
@@ -69,9 +73,9 @@ class Backups:
         state = self._state
         plan = plan_backup(state.group, state.transfers(backup.device, backup.host))
         message = Backup(state.dispatcher.next_id(), plan, after)
+        state.dispatcher.submit(message, InFlight(partial(self._settle, backup), host_slots=backup.host))
         self._mark(backup, busy=True)
         self._running += 1
-        state.dispatcher.submit(message, InFlight(partial(self._settle, backup), host_slots=backup.host))
 
     def _mark(self, backup: _Backup, *, busy: bool) -> None:
         for pool, slots in backup.device.items():

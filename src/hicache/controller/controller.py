@@ -1,6 +1,7 @@
 """Reserve, submit, settle: complete or abort, never half. Failures here shrink a hit and are counted."""
 
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -62,7 +63,7 @@ class HybridCacheController:
         self._attachment: Attachment | None = None
         self._detached: list[tuple[int, PageStore]] = []
         self._epochs = 0
-        self._backups = Backups(self._state, self._backed_up)
+        self._backups = Backups(self._state, self._store)
         self._loads = Loads(self._state, coverages, config.page_size)
         self._stores = Stores(self._state, config.batch_pages)
         self._fetches = Fetches(self._state, config.batch_pages, config.page_size)
@@ -104,6 +105,10 @@ class HybridCacheController:
         """New pages are in the tree, at the end of `span` (from page 0): write them through, if that is the policy."""
         if self._write_through:
             self.write(span, after)
+
+    def store_again(self, span: Span) -> None:
+        """A span (from page 0) is used: what is on the host and the store has not taken so far is offered again."""
+        self._store(span)
 
     def load(self, span: Span, waiter: Waiter) -> LoadBack | None:
         """Load what resuming at the end of `span` (from page 0) lacks on the device. None when there is no room."""
@@ -170,11 +175,13 @@ class HybridCacheController:
 
     def close(self) -> None:
         """Settle all transfers, then give the memory back and close the store."""
-        self.detach_storage_backend()
-        self._state.dispatcher.close()
-        self._state.wait_deferred()
-        self._close_detached()
-        self.mem_pool_host.close()
+        with ExitStack() as memory:
+            memory.callback(self.mem_pool_host.close)
+            self.detach_storage_backend()
+            self._state.dispatcher.close()
+            self._state.wait_deferred()
+            self._state.free_quarantined()
+            self._close_detached()
 
     def _with_reclaim(self, entry: PoolEntry) -> PoolEntry:
         """The entry with the cache's own way of making room. The functions run only once the controller is built."""
@@ -188,9 +195,6 @@ class HybridCacheController:
             device_evict_fn=lambda count: self._reclaimer.evict_device(name, count),
             device_evictable_fn=lambda: self._state.tree.evictable(name, Tier.DEVICE),
         )
-
-    def _backed_up(self, span: Span) -> None:
-        self._store(span)
 
     def _store(self, span: Span) -> None:
         if self._attachment is not None:

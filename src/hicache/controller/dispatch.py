@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from hicache.controller.agree import Agree
 from hicache.transfer.executor import Executor
 from hicache.transfer.messages import Completion, Event, Message
-from hicache.units import DeviceSlots, HostSlots, PoolName
+from hicache.tree import Receipt
+from hicache.units import DeviceSlots, HostSlots, Int32Array, PoolName
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,12 +19,21 @@ class InFlight:
     host_slots: Mapping[PoolName, HostSlots] = field(default_factory=dict)
 
 
+@dataclass(eq=False, slots=True)
+class Retired:
+    """Device slots that nobody will use any more; they are free once the last of `holders` has given them back."""
+
+    slots: Mapping[PoolName, Int32Array]
+    holders: int = 1
+
+
 @dataclass(frozen=True, slots=True)
-class DeferredFree:
-    """Device slots that go back once the computation that still reads them has passed `after`."""
+class Deferred:
+    """Pins and slots that computation may still need: given back once it has passed `after`."""
 
     after: Event
-    device_slots: Mapping[PoolName, DeviceSlots]
+    receipts: tuple[Receipt, ...]
+    retired: tuple[Retired, ...]
 
 
 class Dispatcher:
@@ -41,9 +51,9 @@ class Dispatcher:
         return self._next_id
 
     def submit(self, message: Message, in_flight: InFlight) -> None:
-        """Hand a message to the workers. Its slots are in flight from now on."""
-        self._in_flight[message.id] = in_flight
+        """Hand a message to the workers. Its slots are in flight from now on, unless this raises."""
         self._executor.submit(message)
+        self._in_flight[message.id] = in_flight
 
     def poll(self) -> None:
         """Settle what every rank has finished."""

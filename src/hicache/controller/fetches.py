@@ -1,6 +1,7 @@
 """The fetches under a prefetch: reserved outside the tree, joined per page, inserted in order as batches settle."""
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -34,6 +35,11 @@ class Prefix:
         """The key of one page."""
         return self.keys[page * KEY_BYTES : (page + 1) * KEY_BYTES]
 
+    def shared_pages(self, other: "Prefix") -> int:
+        """How many pages two prefixes have in common."""
+        least = min(self.pages, other.pages)
+        return next((page for page in range(least) if self.key(page) != other.key(page)), least)
+
 
 @dataclass(eq=False, slots=True)
 class FetchOp:
@@ -50,6 +56,11 @@ class FetchOp:
     cut: int | None = None
     whole: bool = True
     on_end: list[Callable[[], None]] = field(default_factory=list)
+
+    def pages(self, batch: PageRange) -> list[int]:
+        """The pages of a batch that are fetched, in whatever pool: those between them are there already."""
+        taken = [run[batch.start : batch.stop] != HOLE for run in self.slots.values()]
+        return [batch.start + int(page) for page in np.flatnonzero(np.logical_or.reduce(taken))]
 
 
 class Fetches:
@@ -75,13 +86,14 @@ class Fetches:
     ) -> FetchOp | None:
         """Fetch the pages that are set in `wanted`, to extend `match`. None, nothing taken, when the host is full."""
         state = self._state
-        receipt = state.tree.pin_span(state.tree.span(match, 0, match.pages), Pin.SOMEWHERE)
         demand = {pool: int(pages.sum()) for pool, pages in wanted.items() if pages.any()}
-        reservation = state.group.reserve(demand, Tier.HOST)
-        if reservation is None:
-            state.tree.unpin(receipt)
-            return None
-        with reservation:
+        with ExitStack() as undo:
+            receipt = state.tree.pin_span(state.tree.span(match, 0, match.pages), Pin.SOMEWHERE)
+            undo.callback(state.tree.unpin, receipt)
+            reservation = state.group.reserve(demand, Tier.HOST)
+            if reservation is None:
+                return None
+            undo.enter_context(reservation)
             op = FetchOp(
                 prefix,
                 attachment,
@@ -94,6 +106,7 @@ class Fetches:
             for batch in op.batches:
                 self._submit(op, batch)
             reservation.commit()
+            undo.pop_all()
         self._ops.append(op)
         return op
 
@@ -129,7 +142,7 @@ class Fetches:
                 chain = chain_keys(prefix.namespace, member, parent, keys)
                 chosen = tuple(chain[page] for page in np.flatnonzero(taken))
                 content.append(StoredPages(member, chosen, state.views(member, host[pool])))
-        for page in range(batch.start, batch.stop):
+        for page in op.pages(batch):
             self._by_key[prefix.key(page)] = op
         message = Fetch(state.dispatcher.next_id(), op.attachment.store, tuple(content))
         state.dispatcher.submit(message, InFlight(partial(self._settle, op, batch), host_slots=host))
@@ -158,8 +171,9 @@ class Fetches:
             slots = run[batch.start : batch.stop]
             runs[pool] = np.where(good[pool] & keep, slots, HOLE).astype(np.int32)
             state.free_host({pool: np.where(runs[pool] == HOLE, slots, HOLE)})
-        for page in range(batch.start, batch.stop):
+        for page in op.pages(batch):
             del self._by_key[op.prefix.key(page)]
+        self._forget(op, batch, good)
         if keep.any():
             self._insert(op, PageRange(batch.start, batch.start + int(keep.sum())), runs)
 
@@ -182,6 +196,17 @@ class Fetches:
         pages = np.arange(batch.start, batch.stop)
         return np.asarray(pages < (op.cut if op.cut is not None else batch.stop))
 
+    def _forget(self, op: FetchOp, batch: PageRange, good: Mapping[PoolName, BoolArray]) -> None:
+        """What did not come is not in storage, whatever the tree remembers: it will be stored when it comes by."""
+        tree = self._state.tree
+        lost = {pool: (run[batch.start : batch.stop] != HOLE) & ~good[pool] for pool, run in op.slots.items()}
+        if not any(pages.any() for pages in lost.values()):
+            return
+        match = tree.match(op.prefix.namespace, op.prefix.tokens, batch.stop)
+        span = tree.span(match, min(batch.start, match.pages), match.pages)
+        for pool, pages in lost.items():
+            tree.unmark_stored(span, pool, op.attachment.epoch, pages[: len(span)])
+
     def _insert(self, op: FetchOp, pages: PageRange, runs: Mapping[PoolName, Int32Array]) -> None:
         state = self._state
         first = min(pages.start, op.linked_pages)
@@ -192,13 +217,15 @@ class Fetches:
         tokens = op.prefix.tokens[: pages.stop * self._page_bytes]
         result = state.tree.insert(op.prefix.namespace, tokens, first, padded, Tier.HOST)
         state.free_host(result.duplicates)
-        span = state.tree.span(result.match, pages.start, pages.stop)
+        if result.match.pages <= pages.start:
+            return
+        span = state.tree.span(result.match, pages.start, min(pages.stop, result.match.pages))
         op.receipts.append(state.tree.pin_span(span, Pin.SOMEWHERE))
-        op.linked_pages = max(op.linked_pages, pages.stop)
+        op.linked_pages = max(op.linked_pages, span.stop)
         for pool, run in runs.items():
-            came = run[: len(pages)] != HOLE
+            came = run[: len(span)] != HOLE
             state.tree.mark_stored(span, pool, op.attachment.epoch, came)
-            op.arrived[pages.start : pages.stop] |= came
+            op.arrived[span.start : span.stop] |= came
 
     def _end(self, op: FetchOp) -> None:
         self._ops.remove(op)

@@ -1,13 +1,14 @@
 """L2 to L1: device slots at once, bytes layer by layer; a page that several requests want is loaded once."""
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
 import numpy as np
 
-from hicache.controller.dispatch import InFlight
+from hicache.controller.dispatch import InFlight, Retired
 from hicache.controller.state import State, spread
 from hicache.coverage import Coverage
 from hicache.pools import plan_load
@@ -20,8 +21,8 @@ from hicache.units import HOLE, BoolArray, DeviceSlots, HostSlots, Int32Array, P
 class Waiter(Protocol):
     """Whoever runs on pages that are still loading."""
 
-    def load_settled(self, duplicates: Mapping[PoolName, Int32Array]) -> None:
-        """A load has settled. `duplicates`: slots that the tree did not need, for this waiter to free when it may."""
+    def load_settled(self, duplicates: Retired) -> None:
+        """A load has settled. `duplicates`: slots that the tree did not need, held by every waiter of the load."""
 
 
 @dataclass(eq=False, slots=True)
@@ -65,10 +66,9 @@ class Loads:
         own = {pool: pages for pool, pages in missing.items() if pages.any()}
         ops = joined
         if own:
-            op = self._reserve(span, own)
+            op = self._begin(span, own)
             if op is None:
                 return None
-            self._submit(op)
             ops = (*joined, op)
             for pool, slots in op.device.items():
                 runs[pool][op.pages[pool]] = slots
@@ -117,30 +117,32 @@ class Loads:
                     pages[page] = False
         return tuple(ops.values()), runs
 
-    def _reserve(self, span: Span, pages: Mapping[PoolName, BoolArray]) -> LoadOp | None:
+    def _begin(self, span: Span, pages: Mapping[PoolName, BoolArray]) -> LoadOp | None:
         state = self._state
-        receipt = state.tree.pin_span(span, Pin.HOST, tuple(pages))
-        reservation = state.group.reserve({pool: int(wanted.sum()) for pool, wanted in pages.items()}, Tier.DEVICE)
-        if reservation is None:
-            state.tree.unpin(receipt)
-            return None
-        with reservation:
+        with ExitStack() as undo:
+            receipt = state.tree.pin_span(span, Pin.HOST, tuple(pages))
+            undo.callback(state.tree.unpin, receipt)
+            reservation = state.group.reserve({pool: int(wanted.sum()) for pool, wanted in pages.items()}, Tier.DEVICE)
+            if reservation is None:
+                return None
+            undo.enter_context(reservation)
             device = {pool: DeviceSlots(reservation.slots[pool]) for pool in pages}
             host = {pool: HostSlots(state.slots(span, pool, Tier.HOST)[wanted]) for pool, wanted in pages.items()}
-            progress = LayerProgress(state.group.layer_count)
-            op = LoadOp(span, receipt, pages, device, host, progress)
+            op = LoadOp(span, receipt, pages, device, host, LayerProgress(state.group.layer_count))
+            self._submit(op)
             reservation.commit()
+            undo.pop_all()
         return op
 
     def _submit(self, op: LoadOp) -> None:
         state = self._state
         plan = plan_load(state.group, state.transfers(op.device, op.host))
         message = Load(state.dispatcher.next_id(), plan, op.progress)
+        state.dispatcher.submit(message, InFlight(partial(self._settle, op), device_slots=op.device))
         for pool, slots in op.host.items():
             self._by_host_slot[pool].update(
                 (int(host), (op, int(device))) for host, device in zip(slots, op.device[pool], strict=True)
             )
-        state.dispatcher.submit(message, InFlight(partial(self._settle, op), device_slots=op.device))
 
     def _settle(self, op: LoadOp, completion: Completion) -> None:
         state = self._state
@@ -190,5 +192,6 @@ class Loads:
         waiters, op.waiters = op.waiters, []
         if not waiters:
             self._state.free_device(duplicates)
-        for index, waiter in enumerate(waiters):
-            waiter.load_settled(duplicates if index == 0 else {})
+        retired = Retired(duplicates, holders=len(waiters))
+        for waiter in waiters:
+            waiter.load_settled(retired)

@@ -35,7 +35,7 @@ class Prefetch:
         """Which of the first `pages` pages came from storage for this ticket."""
         came = np.zeros(pages, dtype=np.bool_)
         for op in self.ops:
-            shared = min(pages, len(op.arrived), self.prefix.pages)
+            shared = min(pages, self.prefix.shared_pages(op.prefix))
             came[:shared] |= op.arrived[:shared]
         return came
 

@@ -1,15 +1,15 @@
 """What the parts of the controller share: one tree, one group, one dispatcher, one set of counters."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from hicache.controller.counters import Counters
-from hicache.controller.dispatch import DeferredFree, Dispatcher
+from hicache.controller.dispatch import Deferred, Dispatcher, Retired
 from hicache.pools import HostPoolGroup, PoolTransfer
 from hicache.transfer.messages import Event
-from hicache.tree import Eviction, RadixTree, Span
+from hicache.tree import Eviction, RadixTree, Receipt, Span
 from hicache.units import HOLE, BoolArray, DeviceSlots, HostSlots, Int32Array, PoolName, Tier
 
 
@@ -29,7 +29,7 @@ class State:
     tree: RadixTree
     dispatcher: Dispatcher
     counters: Counters = field(default_factory=Counters)
-    deferred: list[DeferredFree] = field(default_factory=list)
+    deferred: list[Deferred] = field(default_factory=list)
     quarantined: list[Quarantined] = field(default_factory=list)
 
     @property
@@ -61,16 +61,24 @@ class State:
         pages = self.group.get_pool(pool).pages
         return tuple(memoryview(pages[slot]) for slot in slots)
 
-    def free_device(self, slots: Mapping[PoolName, Int32Array], after: Event | None = None) -> None:
-        """Give device slots back, once `after` has passed."""
-        taken = {pool: DeviceSlots(present(run)) for pool, run in slots.items() if np.any(run != HOLE)}
-        if not taken:
-            return
+    def free_device(self, slots: Mapping[PoolName, Int32Array]) -> None:
+        """Give device slots back."""
+        for pool, run in slots.items():
+            taken = present(run)
+            if len(taken):
+                self.group.get_entry(pool).side(Tier.DEVICE).free(taken)
+
+    def give_back(self, receipts: Iterable[Receipt], retired: Iterable[Retired], after: Event | None) -> None:
+        """Give back pins, and one holder's share of slots, once the computation that needs them has passed `after`."""
         if after is not None and not after.query():
-            self.deferred.append(DeferredFree(after, taken))
+            self.deferred.append(Deferred(after, tuple(receipts), tuple(retired)))
             return
-        for pool, run in taken.items():
-            self.group.get_entry(pool).side(Tier.DEVICE).free(run)
+        for receipt in receipts:
+            self.tree.unpin(receipt)
+        for one in retired:
+            one.holders -= 1
+            if one.holders == 0:
+                self.free_device(one.slots)
 
     def free_host(self, slots: Mapping[PoolName, Int32Array]) -> None:
         """Give host slots back."""
@@ -109,10 +117,10 @@ class State:
                 self.quarantined.append(one)
 
     def free_deferred(self) -> None:
-        """Give back the slots whose computation has passed by now."""
+        """Give back what computation needed that has passed by now."""
         waiting, self.deferred = self.deferred, []
         for deferred in waiting:
-            self.free_device(deferred.device_slots, deferred.after)
+            self.give_back(deferred.receipts, deferred.retired, deferred.after)
 
     def wait_deferred(self) -> None:
         """Give back what is deferred, waiting for its computation."""

@@ -1,6 +1,7 @@
 """L2 to L3: pages are stored root first, each once per attachment; their host copy stays pinned meanwhile."""
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
@@ -73,14 +74,18 @@ class Stores:
 
     def _submit(self, span: Span, attachment: Attachment, wanted: Mapping[PoolName, BoolArray]) -> None:
         state = self._state
+        span = state.tree.narrow(span)
         pages = {pool: mask[span.start : span.stop] for pool, mask in wanted.items()}
         host = {pool: HostSlots(state.slots(span, pool, Tier.HOST)[mask]) for pool, mask in pages.items() if mask.any()}
-        receipt = state.tree.pin_span(span, Pin.HOST, tuple(host))
-        batch = _Batch(span, receipt, attachment, pages, host)
-        message = Store(state.dispatcher.next_id(), attachment.store, self._content(batch))
+        with ExitStack() as undo:
+            receipt = state.tree.pin_span(span, Pin.HOST, tuple(host))
+            undo.callback(state.tree.unpin, receipt)
+            batch = _Batch(span, receipt, attachment, pages, host)
+            message = Store(state.dispatcher.next_id(), attachment.store, self._content(batch))
+            state.dispatcher.submit(message, InFlight(partial(self._settle, batch)))
+            undo.pop_all()
         for pool, slots in host.items():
             self._busy[pool][slots] = True
-        state.dispatcher.submit(message, InFlight(partial(self._settle, batch)))
 
     def _content(self, batch: _Batch) -> tuple[StoredPages, ...]:
         state = self._state
