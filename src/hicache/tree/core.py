@@ -56,6 +56,8 @@ class Core:
             tuple(other for other in range(len(pools)) if number in self.carriers[other])
             for number in range(len(pools))
         )
+        self.carriers_first = tuple(sorted((pool for pool, _ in self.loose), key=lambda pool: pool != 0))
+        """The loose pools, those first that others need at the same page."""
         self.carried_by_lead = self.lead is not None and all(
             carriers == (self.lead,) for number, carriers in enumerate(self.carriers) if reaches[number] is not None
         )

@@ -17,7 +17,7 @@ from hicache.tree.core import (
     Core,
 )
 from hicache.tree.freed import Freed
-from hicache.tree.ledger import has_lead_below, host_pinned, loose_mask, offer, renew_use
+from hicache.tree.ledger import book_device_loss, has_lead_below, host_pinned, loose_mask, offer, renew_use
 from hicache.tree.node import DEVICE, HOST, USELESS, Node
 from hicache.tree.queues import Entry
 from hicache.tree.reach import last_boundary
@@ -98,6 +98,9 @@ def _take_device(core: Core, node: Node, lead: int, need: int, drop_dirty: bool,
     if size <= need and not node.host_pages and drop_dirty and not node.children and size == core.size(node):
         remove(core, node, freed)
         return
+    if size <= need and node.double_pages == size:
+        _take_clean(core, node, freed)
+        return
     device = runs.mask(node.device[lead], core.size(node))
     dirty = device & ~runs.mask(node.host[lead], core.size(node))
     places = np.flatnonzero(device)
@@ -114,6 +117,16 @@ def _take_device(core: Core, node: Node, lead: int, need: int, drop_dirty: bool,
     gone = np.arange(core.size(node)) >= cut
     if (gone & runs.mask(node.device[lead], core.size(node))).any():
         drop(core, node, lead, DEVICE, gone, freed)
+
+
+def _take_clean(core: Core, node: Node, freed: Freed) -> None:
+    """All device pages of full coverage, each of which has a host copy: nothing depends on these."""
+    held = list(node.device)
+    for pool in core.full:
+        freed.add(DEVICE, pool, held[pool])
+        held[pool] = None
+    node.device = tuple(held)
+    book_device_loss(core, node)
 
 
 def _take_duplicates(core: Core, node: Node, lead: int, need: int, low: int, freed: Freed) -> None:

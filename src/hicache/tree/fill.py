@@ -8,16 +8,16 @@ from hicache.errors import InvariantError
 from hicache.tree import runs
 from hicache.tree.core import Core
 from hicache.tree.freed import Freed
-from hicache.tree.ledger import book_leaf, close_books, open_books
-from hicache.tree.node import HOST, NO_CHILDREN, Node
+from hicache.tree.ledger import book_leaf, close_books, offer_loose, open_books, renew_use, tally_loose
+from hicache.tree.node import HOLEY, HOST, NO_CHILDREN, Node
 from hicache.tree.reach import presence
 from hicache.tree.runs import Run
 from hicache.tree.shape import first_page, trim
 from hicache.tree.walk import walk
 from hicache.units import BoolArray, Int32Array, PoolName
 
-Given = Sequence[Int32Array | None]
-"""Per pool, the slots offered for some pages, or None."""
+Given = Sequence[Run]
+"""Per pool, a run of slots offered for some pages, or None."""
 
 
 class Taken:
@@ -27,113 +27,135 @@ class Taken:
 
     def __init__(self, core: Core) -> None:
         self.added = [0] * len(core.pools)
-        self.refused: list[list[Int32Array]] = [[] for _ in core.pools]
-
-    def refuse(self, pool: int, slots: Int32Array) -> None:
-        """Slots (HOLE allowed) that stay the caller's."""
-        if len(slots):
-            self.refused[pool].append(slots[slots >= 0])
+        self.refused: list[list[bytes]] = [[] for _ in core.pools]
 
     def duplicates(self, core: Core) -> Mapping[PoolName, Int32Array]:
         """What was not taken, for the pools where that is anything."""
         found = {}
         for pool, pieces in enumerate(self.refused):
             if pieces:
-                slots = np.concatenate(pieces) if len(pieces) > 1 else pieces[0]
+                slots = runs.solid(pieces)
                 if len(slots):
                     found[core.pools[pool].name] = slots
         return found
 
 
-def given_runs(core: Core, by_name: Mapping[PoolName, Int32Array]) -> tuple[list[Int32Array | None], int]:
+def given_runs(core: Core, by_name: Mapping[PoolName, Int32Array]) -> tuple[list[Run], int]:
     """The slots per pool number, and of how many pages they are. Raises InvariantError if lengths differ."""
-    given: list[Int32Array | None] = [None] * len(core.pools)
+    given: list[Run] = [None] * len(core.pools)
     pages = -1
     for name, slots in by_name.items():
         if pages not in (-1, len(slots)):
             raise InvariantError(f"runs differ in length: pool {name!r} has {len(slots)} pages, another {pages}")
         pages = len(slots)
-        given[core.pool(name)] = np.ascontiguousarray(slots, np.int32)
+        given[core.pool(name)] = runs.run_of(slots)
     return given, max(pages, 0)
 
 
 def fill_node(core: Core, node: Node, tier: int, first: int, given: Given, taken: Taken) -> None:
-    """Offers slots to a node: `given[pool][i]` for absolute page `first` + i, all of them inside the node.
+    """Offers slots to a node: the runs given start at absolute page `first` and end inside the node.
 
     Pools of full coverage are taken at a page together or not at all; others only where their carriers are.
     """
-    had_device = open_books(core, node)
-    size = core.size(node)
     offset = first - node.start
-    length = max((len(slots) for slots in given if slots is not None), default=0)
+    if core.full:
+        there = node.host_pages if tier == HOST else node.device_pages
+        if there * core.block_bytes == len(node.key):
+            for pool in core.full:
+                _refuse(taken, pool, given[pool])
+        elif any(given[pool] is not None for pool in core.full):
+            _fill_full(core, node, tier, offset, given, taken)
+    for pool in core.carriers_first:
+        run = given[pool]
+        if run is not None and runs.or_none(run) is not None:
+            _fill_loose(core, node, pool, tier, offset, run, taken)
+
+
+def _refuse(taken: Taken, pool: int, run: Run) -> None:
+    if run is not None:
+        taken.refused[pool].append(run)
+
+
+def _put(node: Node, tier: int, pool: int, run: Run) -> None:
     held = list(node.host if tier == HOST else node.device)
-    wanted = _whole(held, core.full, size, offset, length, given)
-    for pool in core.full:
-        _fill_pool(held, pool, size, offset, given[pool], wanted, taken)
-    _put(node, tier, held)
-    for pool in sorted((pool for pool, _ in core.loose), key=lambda pool: len(core.dependents[pool]), reverse=True):
-        carried = np.ones(length, np.bool_)
-        for carrier in core.carriers[pool]:
-            carried = carried & runs.mask(presence(node, carrier), size)[offset : offset + length]
-        _fill_pool(held, pool, size, offset, given[pool], carried, taken)
-        _put(node, tier, held)
-    close_books(core, node, had_device)
-
-
-def _put(node: Node, tier: int, held: list[Run]) -> None:
+    held[pool] = run
     if tier == HOST:
         node.host = tuple(held)
     else:
         node.device = tuple(held)
 
 
-def _whole(held: list[Run], full: tuple[int, ...], size: int, offset: int, length: int, given: Given) -> BoolArray:
-    """Where all pools of full coverage have a slot or are offered one."""
-    whole = np.ones(length, np.bool_)
-    for pool in full:
+def _fill_full(core: Core, node: Node, tier: int, offset: int, given: Given, taken: Taken) -> None:
+    had_device = open_books(core, node)
+    held = node.host if tier == HOST else node.device
+    size = core.size(node)
+    length = next(len(run) for pool in core.full if (run := given[pool]) is not None) // runs.SLOT_BYTES
+    wanted = np.ones(length, np.bool_)
+    for pool in core.full:
         there = runs.mask(held[pool], size)[offset : offset + length]
-        slots = given[pool]
-        whole = whole & (there if slots is None else there | (slots >= 0))
-    return whole
+        wanted = wanted & (there | runs.mask(given[pool], length))
+    for pool in core.full:
+        _fill_pool(node, pool, tier, size, offset, given[pool], wanted, taken)
+    close_books(core, node, had_device)
+
+
+def _fill_loose(core: Core, node: Node, pool: int, tier: int, offset: int, run: bytes, taken: Taken) -> None:
+    size = core.size(node)
+    length = len(run) // runs.SLOT_BYTES
+    carried = np.ones(length, np.bool_)
+    if node.flags & HOLEY or not core.carried_by_lead:
+        for carrier in core.carriers[pool]:
+            carried = carried & runs.mask(presence(node, carrier), size)[offset : offset + length]
+    tally_loose(core, node, pool, -1)
+    _fill_pool(node, pool, tier, size, offset, run, carried, taken)
+    tally_loose(core, node, pool, 1)
+    renew_use(core, node)
+    offer_loose(core, node, pool)
 
 
 def _fill_pool(
-    held: list[Run],
-    pool: int,
-    size: int,
-    offset: int,
-    slots: Int32Array | None,
-    wanted: BoolArray,
-    taken: Taken,
+    node: Node, pool: int, tier: int, size: int, offset: int, given: Run, wanted: BoolArray, taken: Taken
 ) -> None:
-    if slots is None:
+    if given is None:
         return
-    held[pool], refused, added = runs.fill(held[pool], size, offset, slots, wanted)
-    taken.added[pool] += added
-    taken.refuse(pool, refused)
+    held = (node.host if tier == HOST else node.device)[pool]
+    run, refused, added = runs.fill(held, size, offset, runs.array(given), wanted)
+    if added:
+        _put(node, tier, pool, run)
+        taken.added[pool] += added
+    if len(refused):
+        taken.refused[pool].append(refused.tobytes())
 
 
 def insert(
     core: Core, root: Node, blocks: bytes, first: int, given: Given, length: int, tier: int, taken: Taken
 ) -> list[Node]:
     """Puts slots at pages `first` to `first` + `length` of a prefix, with new nodes as needed. Returns the path."""
-    limit = (first + length) * core.block_bytes
+    block = core.block_bytes
+    stop = first + length
+    limit = stop * block
     path, offset = walk(core, root, blocks, limit, True)
-    known = offset // core.block_bytes
-    for node in path:
-        low, high = max(first, node.start), min(core.stop(node), first + length)
-        if low < high:
-            fill_node(core, node, tier, low, _part(given, low - first, high - first), taken)
-    if known < first + length:
+    known = offset // block
+    for node in reversed(path):
+        high = min(node.start + len(node.key) // block, stop)
+        if high <= first:
+            break
+        low = max(first, node.start)
+        fill_node(core, node, tier, low, part_of(given, low - first, high - first), taken)
+    if known < stop:
         parent = path[-1] if path else root
         leaf = _add_leaf(core, parent, blocks[offset:limit], known, first, given, tier, taken)
         if leaf.parent is not None:
             path.append(leaf)
+    elif path:
+        core.clock += 1
+        path[-1].tick = core.clock
     return path
 
 
-def _part(given: Given, low: int, high: int) -> Given:
-    return [None if slots is None else slots[low:high] for slots in given]
+def part_of(given: Given, low: int, high: int) -> list[Run]:
+    """The runs of pages `low` to `high`, counted from where the given ones start."""
+    return [None if run is None else run[4 * low : 4 * high] for run in given]
 
 
 def _add_leaf(
@@ -145,35 +167,33 @@ def _add_leaf(
     if parent.children is NO_CHILDREN:
         parent.children = {}
     parent.children[first_page(core, node)] = node
+    pages = len(key) // core.block_bytes
     low = max(first, start)
-    if low == start and core.carried_by_lead:
-        held = _whole_leaf(core, given, start - first)
-        if held is not None:
-            if tier == HOST:
-                node.host = held
-            else:
-                node.device = held
-            pages = len(key) // core.block_bytes
-            for pool, run in enumerate(held):
-                taken.added[pool] += pages if pool in core.full else runs.count(run)
-            book_leaf(core, node, tier, pages)
-            return node
-    fill_node(core, node, tier, low, _part(given, low - first, core.stop(node) - first), taken)
+    mine = part_of(given, low - first, start + pages - first) if low > first else given
+    if low == start and core.carried_by_lead and _is_whole(core, mine):
+        held = tuple([None if run is None else runs.or_none(run) for run in mine])
+        if tier == HOST:
+            node.host = held
+        else:
+            node.device = held
+        for pool in core.full:
+            taken.added[pool] += pages
+        for pool, _ in core.loose:
+            taken.added[pool] += runs.count(held[pool])
+        book_leaf(core, node, tier, pages)
+        return node
+    fill_node(core, node, tier, low, mine, taken)
     trim(core, node, Freed(core))
     return node
 
 
-def _whole_leaf(core: Core, given: Given, offset: int) -> tuple[Run, ...] | None:
-    """The runs of a new leaf, if pools of full coverage have a slot for each of its pages: then all slots are taken."""
-    held = [None if slots is None else slots[offset:].tobytes() for slots in given]
+def _is_whole(core: Core, given: Given) -> bool:
+    """Whether the pools of full coverage are offered a slot at every page: then all slots can be of use."""
     for pool in core.full:
-        run = held[pool]
+        run = given[pool]
         if run is None or runs.has_holes(run):
-            return None
-    for pool, _ in core.loose:
-        run = held[pool]
-        held[pool] = None if run is None else runs.or_none(run)
-    return tuple(held)
+            return False
+    return True
 
 
 def attach(core: Core, node: Node, start: int, stop: int, tier: int, given: Given, taken: Taken) -> None:
@@ -184,17 +204,16 @@ def attach(core: Core, node: Node, start: int, stop: int, tier: int, given: Give
         low = max(start, node.start)
         top = min(high, core.stop(node))
         if low < top:
-            fill_node(core, node, tier, low, _part(given, low - start, top - start), taken)
+            fill_node(core, node, tier, low, part_of(given, low - start, top - start), taken)
         if top < high:
-            refuse(core, _part(given, max(top, low) - start, high - start), taken)
+            refuse(part_of(given, max(top, low) - start, high - start), taken)
         high = min(high, low)
         node, parent = parent, parent.parent
     if high > start:
-        refuse(core, _part(given, 0, high - start), taken)
+        refuse(part_of(given, 0, high - start), taken)
 
 
-def refuse(core: Core, given: Given, taken: Taken) -> None:
+def refuse(given: Given, taken: Taken) -> None:
     """Gives slots back."""
-    for pool, slots in enumerate(given):
-        if slots is not None:
-            taken.refuse(pool, slots)
+    for pool, run in enumerate(given):
+        _refuse(taken, pool, run)

@@ -71,6 +71,19 @@ def book_split(core: Core, node: Node, head: Node) -> None:
     offer(core, head)
 
 
+def book_device_loss(core: Core, node: Node) -> None:
+    """Counts and queues an unpinned node whose device pages of full coverage all went, and had host copies."""
+    lead = core.main
+    free = core.free
+    free[2 * lead] -= node.device_pages
+    free[2 * lead + HOST] -= host_free(core, node)
+    node.device_pages = node.double_pages = 0
+    free[2 * lead + HOST] += host_free(core, node)
+    if not node.below:
+        tell_parents(core, node, -1)
+    _offer_lead(core, node, lead)
+
+
 def _recount(core: Core, node: Node, lead: int) -> None:
     device, host = node.device[lead], node.host[lead]
     size = len(node.key) // core.block_bytes

@@ -10,7 +10,8 @@ SLOT_BYTES = 4
 Run: TypeAlias = bytes | None
 
 _HOLE_SIGN = 0xFF
-_HOLE = b"\xff\xff\xff\xff"
+HOLE_RUN = b"\xff\xff\xff\xff"
+"""A run of one hole."""
 _INT32 = np.dtype("<i4")
 
 EMPTY_SLOTS: Int32Array = np.empty(0, np.int32)

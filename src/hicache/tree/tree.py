@@ -91,7 +91,8 @@ class RadixTree:
         anywhere = any_prefix(core, path, pages)
         if core.loose:
             on_device = resumable(core, path[-1], on_device, False)
-            anywhere = resumable(core, path[-1], anywhere, True)
+            if on_device < anywhere:
+                anywhere = resumable(core, path[-1], anywhere, True)
         return TreeMatch(namespace, path, pages, on_device, anywhere)
 
     def span(self, match: TreeMatch, start: int, stop: int) -> Span:
@@ -141,19 +142,31 @@ class RadixTree:
         return self._slots_up(node, number, place, start, stop)
 
     def _slots_up(self, node: Node, pool: int, tier: int, start: int, stop: int) -> Int32Array:
-        core = self._core
-        found = marks.pieces(core, node, start, stop)
-        if len(found) == 1 and found[0][1:] == (start, stop):
-            piece = found[0][0]
-            run = (piece.device, piece.host)[tier][pool]
-            if run is not None:
-                return np.frombuffer(run, np.int32, stop - start, 4 * (start - piece.start))
-        slots = np.full(max(0, stop - start), HOLE, np.int32)
-        for piece, low, high in found:
+        held: list[bytes] = []
+        high = stop
+        parent = node.parent
+        while parent is not None and high > start:
+            low = node.start
+            if low < high:
+                run = (node.device if tier == DEVICE else node.host)[pool]
+                if run is None or 4 * (high - low) > len(run):
+                    return self._sparse_slots(node, held, pool, tier, start, high)
+                held.append(run[4 * max(0, start - low) : 4 * (high - low)])
+                high = low
+            node, parent = parent, parent.parent
+        if high > start:
+            held.append(runs.HOLE_RUN * (high - start))
+        held.reverse()
+        return runs.array(b"".join(held))
+
+    def _sparse_slots(self, node: Node, below: list[bytes], pool: int, tier: int, start: int, stop: int) -> Int32Array:
+        """The slots up to page `stop` where nodes lack runs, joined with those `below`."""
+        slots = np.full(stop - start, HOLE, np.int32)
+        for piece, low, high in marks.pieces(self._core, node, start, stop):
             run = (piece.device, piece.host)[tier][pool]
             if run is not None:
                 slots[low - start : high - start] = runs.array(run)[low - piece.start : high - piece.start]
-        return slots
+        return runs.array(b"".join([slots.tobytes(), *reversed(below)]))
 
     def namespace(self, span: Span) -> bytes:
         """The fingerprint of the namespace that a span lies in, 32 bytes."""
