@@ -105,13 +105,16 @@ def test_files_of_others_inside_the_store_are_never_touched(tmp_path: Path):
         ours.parent / name[:-1],
         ours.parent / f"{name}.bak",
         ours.parent / ("0" * len(name)),
+        ours.parent / f"{'0' if name[0] != '0' else '1'}{name[1:]}",
         tmp_path / "tmp" / "mine",
         tmp_path / "tmp" / f"{'a' * 16}-{'b' * 16}",
     ]
     for path in foreign:
         path.write_text("mine")
     store.close()
-    store = PageStore(FileBackend(tmp_path, 2 * (PAGE_BYTES + 256)))
+    backend = FileBackend(tmp_path, 2 * (PAGE_BYTES + 256))
+    assert backend.used_bytes == 2 * (PAGE_BYTES + 256), "what is not the store's does not count"
+    store = PageStore(backend)
     store.delete(keys)
     store_pages(store, sample_chain(8, chain="b"))
     store.close()
