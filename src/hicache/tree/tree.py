@@ -116,15 +116,6 @@ class RadixTree:
             return span
         return Span(pins.node_ending_at(self._core, span.node, span.stop), span.start, span.stop)
 
-    def namespace(self, span: Span) -> bytes:
-        """The namespace fingerprint that a span lies under. Raises InvariantError if its node has left the tree."""
-        node = span.node
-        while node.parent is not None:
-            node = node.parent
-        if node.keys is None or node.key:
-            raise InvariantError("a span's node has left the tree: a span is good while it is pinned")
-        return node.keys
-
     def _root(self, namespace: bytes) -> Node:
         core = self._core
         root = core.roots.get(namespace)
