@@ -4,12 +4,9 @@ import httpx
 import openai
 import pytest
 
-from hicache.engine.types import SamplingParams
 from hicache.server import build_app
 from tests.server.fake_engine import FakeEngine
 from tests.server.serving import serving
-
-DEFAULTS = SamplingParams(max_tokens=1, temperature=1.0)
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +16,7 @@ def served_engine() -> FakeEngine:
 
 @pytest.fixture(scope="module")
 def url(served_engine: FakeEngine) -> Iterator[str]:
-    with serving(build_app(served_engine, DEFAULTS)) as base:
+    with serving(build_app(served_engine)) as base:
         yield base
     assert served_engine.closed == 1
 

@@ -6,19 +6,22 @@ from collections.abc import AsyncIterator
 
 from starlette.types import Message
 
+from hicache.engine.types import SamplingParams
 from hicache.server.engine_metrics import EngineCollector
 from hicache.server.errors import engine_failed
 from hicache.server.job import Job, Submission
 from hicache.server.metrics import ServerMetrics
 from hicache.server.sse import EventStream, event
 from hicache.server.wire import Json
-from tests.server.conftest import DEFAULTS
 from tests.server.fake_engine import FakeEngine
 
 
 def job_on(engine: FakeEngine) -> Job:
+    submission = Submission((97, 98), SamplingParams(max_tokens=1), "prompt")
     return Job(
-        engine, ServerMetrics(EngineCollector(engine.stats, engine.health)), [Submission((97, 98), DEFAULTS, "prompt")]
+        engine,
+        ServerMetrics(EngineCollector(engine.stats, engine.health)),
+        [submission],
     )
 
 

@@ -96,7 +96,17 @@ dogs and the pony.
 Lost things are brought to the harbour office. Mr Wren keeps them for a year in a big green chest, and after that they \
 are sold at the midsummer fair for the benefit of the school, which has seven pupils and one teacher, Miss Odile Marsh.
 
-8. A few last requests
+8. The winter fair
+
+On the second Saturday of December the village holds its winter fair in the hall. It was begun in 1951 by the weaver \
+Agnes Thorne, who wanted to sell her blankets before the boats stopped for the season. Today there are nineteen \
+stalls, with wool, honey, smoked fish, wooden spoons and far too many candles. The honey comes from the hives behind the \
+lighthouse and won a medal in Brannock in 2019. At four o'clock the children sing, at five the best sweater is chosen, \
+and at six there is a race in rowing boats around the red buoy, which the bakery has won seven times. Guests are \
+welcome, and the ferry sails once more at 21:30 that evening, the only night crossing of the year. Bring a lantern, \
+because the street lamps are switched off on purpose.
+
+9. A few last requests
 
 Water is scarce in August, so please take short showers. Take your rubbish back to the mainland, or pay two crowns for \
 a bag at the shop. Close every gate behind you. Do not feed the pony more than one apple. And write something into the \

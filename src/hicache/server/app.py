@@ -9,7 +9,6 @@ from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from hicache import __version__
-from hicache.engine.types import SamplingParams
 from hicache.server.chat import create_chat_completion
 from hicache.server.completions import create_completion
 from hicache.server.context import ServerContext, system_fingerprint
@@ -25,13 +24,12 @@ from hicache.server.wire import Json
 MAX_BODY_BYTES = 32 << 20
 
 
-def build_app(engine: EngineLike, defaults: SamplingParams) -> FastAPI:
-    """The app that serves `engine` and closes it at shutdown. `defaults` fills in what requests leave open."""
+def build_app(engine: EngineLike) -> FastAPI:
+    """The app that serves `engine` and closes it at shutdown."""
     context = ServerContext(
         engine=engine,
         metrics=ServerMetrics(EngineCollector(engine.stats, engine.health)),
         prompts=PromptEncoder(engine.tokenizer, engine.max_model_len),
-        defaults=defaults,
         fingerprint=system_fingerprint(engine.model_name),
         created=int(time.time()),
     )

@@ -21,7 +21,7 @@ async def create_chat_completion(context: ServerContext, request: Request, body:
     """Answer `body`; an ApiError where it can't be."""
     context.check_model(body.model)
     prompt = await run_in_threadpool(context.prompts.chat, body.messages, body.answer_tokens)
-    params = sampling_params(body, prompt.max_tokens, context.defaults)
+    params = sampling_params(body, prompt.max_tokens)
     job = Job(context.engine, context.metrics, [Submission(prompt.token_ids, params, "messages")])
     envelope = Envelope.new("chatcmpl", context.engine.model_name, context.fingerprint)
     if body.stream:

@@ -40,7 +40,7 @@ def _submissions(context: ServerContext, body: CompletionRequest) -> list[Submis
     for index, prompt in enumerate(body.prompt):
         param = f"prompt[{index}]" if many else "prompt"
         prepared = context.prompts.completion(prompt, body.answer_tokens, param, DEFAULT_ANSWER_TOKENS)
-        params = sampling_params(body, prepared.max_tokens, context.defaults)
+        params = sampling_params(body, prepared.max_tokens)
         submissions.append(Submission(prepared.token_ids, params, param))
     return submissions
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from fastapi import Response
 
 from hicache import __version__
-from hicache.engine.types import SamplingParams
 from hicache.server.engine_like import EngineLike
 from hicache.server.errors import model_not_found
 from hicache.server.metrics import ServerMetrics
@@ -23,7 +22,6 @@ class ServerContext:
     engine: EngineLike
     metrics: ServerMetrics
     prompts: PromptEncoder
-    defaults: SamplingParams
     fingerprint: str
     created: int
 

@@ -1,0 +1,95 @@
+"""The address is taken before the model is loaded, and the engine is closed however the server ends."""
+
+import ipaddress
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import uvicorn
+
+from hicache.config import ServeConfig, Settings, format_size
+from hicache.engine import Engine, create_engine
+from hicache.errors import ConfigError
+from hicache.server.app import build_app
+from hicache.units import Tier
+
+GRACE_S = 10
+"""How long requests under way may go on when the server is asked to stop."""
+
+
+def run(settings: Settings) -> int:
+    """Serve until SIGINT or SIGTERM; 0 then. Raises ConfigError, in one line, for what can't be served."""
+    logging.basicConfig(format="hicache: %(message)s", stream=sys.stderr)
+    with take_address(settings.serve) as listener:
+        engine = create_engine(settings)
+        try:
+            _announce(engine, settings, listener)
+            config = uvicorn.Config(
+                build_app(engine), log_level="warning", access_log=False, timeout_graceful_shutdown=GRACE_S
+            )
+            with _signals_end_only_the_server():
+                uvicorn.Server(config).run(sockets=[listener])
+        finally:
+            engine.close()
+    return 0
+
+
+def take_address(serve: ServeConfig) -> socket.socket:
+    """A socket bound to `host` and `port` that does not listen yet. Raises ConfigError when it can't be had."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(serve.host, serve.port, type=socket.SOCK_STREAM)[0]
+    except socket.gaierror as error:
+        raise ConfigError(f"host={serve.host}: {error.strerror}; 127.0.0.1 is this machine only") from None
+    listener = socket.socket(family, kind, protocol)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(
+            f"port={serve.port}: {serve.host}:{serve.port} can't be had ({error.strerror}); choose another --port"
+        ) from None
+    return listener
+
+
+def _announce(engine: Engine, settings: Settings, listener: socket.socket) -> None:
+    lines = [f"hicache serves {engine.model_name}, prompts and answers of up to {engine.max_model_len} tokens"]
+    lines += [f"  {line}" for line in (*engine.info.sizes, *_host_sizes(engine, settings.cache.page_size))]
+    lines.append(f"  storage: {settings.cache.storage_url or 'none; --storage-url file:./store keeps pages'}")
+    lines += [f"  degraded: {line}" for line in engine.health()]
+    lines += reached_at(*listener.getsockname()[:2])
+    print("\n".join(lines), file=sys.stderr, flush=True)
+
+
+def _host_sizes(engine: Engine, page_size: int) -> list[str]:
+    return [
+        f"host {pool.pool}: {pool.slots} pages of {page_size} tokens, {format_size(pool.slots * pool.slot_bytes)}"
+        for pool in engine.stats().cache.pools
+        if pool.tier is Tier.HOST
+    ]
+
+
+def reached_at(host: str, port: int) -> list[str]:
+    """Where clients reach a server that is bound to the address `host`, and who can."""
+    shown = f"[{host}]" if ":" in host else host
+    lines = [f"ready at http://{shown}:{port}/v1 (also /health and /metrics)"]
+    if ipaddress.ip_address(host).is_loopback:
+        lines.append("  this machine only; --host 0.0.0.0 opens it to others")
+    else:
+        lines.append("  open to other machines, and there is no authentication: anyone who reaches it can use it")
+    return lines
+
+
+@contextmanager
+def _signals_end_only_the_server() -> Iterator[None]:
+    # uvicorn stops gracefully and then raises the signal again: the default handlers would end the process before the
+    # engine is closed.
+    handlers = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
