@@ -100,10 +100,10 @@ are sold at the midsummer fair for the benefit of the school, which has seven pu
 
 On the second Saturday of December the village holds its winter fair in the hall. It was begun in 1951 by the weaver \
 Agnes Thorne, who wanted to sell her blankets before the boats stopped for the season. Today there are nineteen \
-stalls, with wool, honey, smoked fish, wooden spoons and far too many candles. The honey comes from the hives behind the \
-lighthouse and won a medal in Brannock in 2019. At four o'clock the children sing, at five the best sweater is chosen, \
-and at six there is a race in rowing boats around the red buoy, which the bakery has won seven times. Guests are \
-welcome, and the ferry sails once more at 21:30 that evening, the only night crossing of the year. Bring a lantern, \
+stalls, with wool, honey, smoked fish, wooden spoons and far too many candles. The honey comes from the hives behind \
+the lighthouse and won a medal in Brannock in 2019. At four o'clock the children sing, at five the best sweater is \
+chosen, and at six there is a race in rowing boats around the red buoy, which the bakery has won seven times. Guests \
+are welcome, and the ferry sails once more at 21:30 that evening, the only night crossing of the year. Bring a lantern, \
 because the street lamps are switched off on purpose.
 
 9. A few last requests
