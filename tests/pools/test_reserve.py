@@ -239,10 +239,11 @@ def test_close_destroys_every_pool_once_and_ends_all_use() -> None:
             use()
 
 
-def test_close_goes_on_to_the_other_pools_when_one_fails() -> None:
+@pytest.mark.parametrize("failing", [0, 1])
+def test_close_goes_on_to_the_other_pools_when_one_fails(failing: int) -> None:
     (kv, kv_pool), (swa, swa_pool) = closing("kv"), closing("swa")
     made = group(kv, swa)
-    swa_pool.fails = True
+    (kv_pool, swa_pool)[failing].fails = True
     with pytest.raises(OSError, match="can't unmap"):
         made.close()
     assert (kv_pool.closed, swa_pool.closed) == (1, 1)
