@@ -15,7 +15,7 @@ from hicache.tree.ledger import (
     host_pinned,
     loose_mask,
 )
-from hicache.tree.node import DEVICE, HELD, HOLEY, HOST, QUEUED, USELESS, Node
+from hicache.tree.node import DEVICE, HELD, HOLEY, HOST, QUEUED, STRAY, USELESS, Node
 from hicache.tree.pins import KINDS
 from hicache.tree.reach import last_boundary
 from hicache.tree.values import Pin
@@ -78,7 +78,7 @@ def _check_residency(core: Core, node: Node) -> None:
 
 
 def _check_carriers(core: Core, node: Node, size: int) -> None:
-    if node.here or node.some or node.pins is not None:
+    if node.flags & STRAY:
         return
     for pool, _ in core.loose:
         there = runs.mask(node.device[pool], size) | runs.mask(node.host[pool], size)

@@ -182,6 +182,7 @@ def _add_leaf(
             taken.added[pool] += runs.count(held[pool])
         book_leaf(core, node, tier, pages)
         return node
+    close_books(core, node, False)
     fill_node(core, node, tier, low, mine, taken)
     trim(core, node, Freed(core))
     return node

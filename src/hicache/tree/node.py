@@ -13,7 +13,9 @@ HELD = 2
 """Flag: the node counts as pinned on the device, since a last copy that must stay lies there."""
 HOLEY = 4
 """Flag: a page of the pools of full coverage has no copy in any tier."""
-QUEUED = 8
+STRAY = 8
+"""Flag: bad data was taken from under a pinned page of another pool, which stays though it is of no use."""
+QUEUED = 16
 """From this bit on, one bit per eviction queue: the node has an entry there."""
 
 NO_CHILDREN: dict[bytes, Node] = {}

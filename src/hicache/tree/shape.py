@@ -15,7 +15,7 @@ from hicache.tree.ledger import (
     renew_use,
     tell_parents,
 )
-from hicache.tree.node import DEVICE, HELD, HOLEY, HOST, NO_CHILDREN, USELESS, Node
+from hicache.tree.node import DEVICE, HELD, HOLEY, HOST, NO_CHILDREN, STRAY, USELESS, Node
 from hicache.tree.runs import Run
 from hicache.units import BoolArray
 
@@ -55,6 +55,7 @@ def split(core: Core, node: Node, at: int) -> Node:
     head.here = 1 if node.here else 0
     head.some = 1 if node.some else 0
     _split_marks(node, head, pages)
+    head.flags = node.flags & STRAY
     if simple:
         book_split(core, node, head)
         return head
@@ -215,6 +216,8 @@ def drop(core: Core, node: Node, pool: int, tier: int, gone: BoolArray, freed: F
         for dependent in core.dependents[first]:
             for other in (DEVICE, HOST):
                 _punch(node, dependent, other, lost & loose_mask(core, node, dependent, other), freed)
+        if node.pins is not None:
+            node.flags |= STRAY
     close_books(core, node, had_device)
     if lost.any():
         _renew_below(core, node, pool, node.start + int(lost.nonzero()[0][-1]))
