@@ -103,8 +103,8 @@ Agnes Thorne, who wanted to sell her blankets before the boats stopped for the s
 stalls, with wool, honey, smoked fish, wooden spoons and far too many candles. The honey comes from the hives behind \
 the lighthouse and won a medal in Brannock in 2019. At four o'clock the children sing, at five the best sweater is \
 chosen, and at six there is a race in rowing boats around the red buoy, which the bakery has won seven times. Guests \
-are welcome, and the ferry sails once more at 21:30 that evening, the only night crossing of the year. Bring a lantern, \
-because the street lamps are switched off on purpose.
+are welcome, and the ferry sails once more at 21:30 that evening, the only night crossing of the year. Bring a \
+lantern, because the street lamps are switched off on purpose.
 
 9. A few last requests
 
@@ -116,8 +116,8 @@ winter, when the evenings are long and no ferry comes.
 
 QUESTIONS: Final = (
     "Which radio channel does the harbour office listen on?",
-    "How many steps does the lighthouse have?",
-    "Who bakes the bread on the island?",
+    "Which birds is the island known for?",
+    "What is the telephone number of the nurse?",
 )
 """The first one makes the rows of the table; the others show that what they share is not computed again."""
 
