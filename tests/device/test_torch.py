@@ -27,7 +27,7 @@ def host(*slots: int) -> HostSlots:
 
 
 def filled(maker, slots: int = 5) -> TorchDevicePool:
-    pool = maker("kv", GEOMETRY, slots)
+    pool: TorchDevicePool = maker("kv", GEOMETRY, slots)
     generator = torch.Generator().manual_seed(1)
     for layer, specs in enumerate(GEOMETRY.layers):
         for index in range(len(specs)):

@@ -34,7 +34,7 @@ class Letters:
 class Answer:
     """What a request has shown so far."""
 
-    request: Request | None = None
+    id: int
     chunks: list[Chunk] = field(default_factory=list)
 
     @property
@@ -91,9 +91,9 @@ class Bench:
         self._next_id = 0
 
     def add(self, ids: Sequence[int], max_tokens: int = 8, salt: str = "", **params) -> Answer:
-        answer = Answer()
-        answer.request = Request(
-            self._next_id,
+        answer = Answer(self._next_id)
+        request = Request(
+            answer.id,
             ids,
             SamplingParams(max_tokens=max_tokens, **params),
             NAMESPACE.with_salt(salt),
@@ -103,7 +103,7 @@ class Bench:
             submitted_s=0.0,
         )
         self._next_id += 1
-        self.core.add(answer.request)
+        self.core.add(request)
         return answer
 
     def run(self, most_steps: int = 20_000) -> None:

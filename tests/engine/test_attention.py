@@ -1,4 +1,4 @@
-"""Bit-equal logits and KV whatever the chunks, the batch, the slots and the layout; garbage in free memory is never read."""
+"""Logits and KV have equal bits whatever the chunks, batch, slots and layout; garbage in free memory is never read."""
 
 import numpy as np
 import pytest
@@ -86,7 +86,8 @@ def test_padding_rows_write_to_the_trash_slot_and_nowhere_else(model):
 
 
 def test_layers_are_waited_for_in_order_before_each_is_run(model):
-    runner, seen = executor(model), []
+    runner = executor(model)
+    seen: list[int] = []
     runner.run([Segment(np.array(prompt(5), np.uint32), 0, slots(7, 1))], seen.append)
     assert seen == [0, 1, 2]
 

@@ -31,7 +31,9 @@ class DriftingKeys(Executor):
         return logits
 
 
-def executor(model, kind=Executor, geometry: PoolGeometry = MODEL.pools[0].geometry, slots: int = 40) -> Executor:
+def executor(
+    model, kind: type[Executor] = Executor, geometry: PoolGeometry = MODEL.pools[0].geometry, slots: int = 40
+) -> Executor:
     return kind(model, TorchDevicePool.page_first("kv", geometry, slots), 256)
 
 

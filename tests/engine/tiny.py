@@ -24,7 +24,7 @@ TEMPLATE = "{% for m in messages %}{{ m['role'] + ':' + m['content'] + '\\n' }}{
 
 
 def write_checkpoint(folder: Path, model_type: str = "llama", **overrides: Any) -> Path:
-    """A random model of `model_type` with 3 layers, 2 KV heads of size 16, a byte-level tokenizer, no EOS to stumble on."""
+    """A random model of `model_type` with 3 layers, 2 KV heads of size 16, and a byte-level tokenizer."""
     fields: dict[str, Any] = {
         "vocab_size": VOCABULARY,
         "hidden_size": 64,
@@ -78,7 +78,7 @@ def running(given: Settings) -> Iterator[Engine]:
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:
-    return np.random.default_rng(seed).integers(0, 250, length).tolist()
+    return [int(token) for token in np.random.default_rng(seed).integers(0, 250, length)]
 
 
 def collect(chunks: Iterable[Chunk]) -> tuple[list[int], Chunk]:

@@ -91,7 +91,9 @@ def _max_model_len(settings: Settings, checkpoint: Checkpoint) -> int:
 
 def _scratch_bytes(checkpoint: Checkpoint, max_model_len: int) -> int:
     geometry = checkpoint.description.pools[0].geometry
-    return (padded(max_model_len, KV_BLOCK_TOKENS) + KV_BLOCK_TOKENS) * sum(spec.token_bytes for spec in geometry.layers[0])
+    return (padded(max_model_len, KV_BLOCK_TOKENS) + KV_BLOCK_TOKENS) * sum(
+        spec.token_bytes for spec in geometry.layers[0]
+    )
 
 
 def _model_name(model: str) -> str:

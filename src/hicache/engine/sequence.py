@@ -24,7 +24,12 @@ class Sequence:
         return self.request.length - self.computed
 
     def start(self) -> bool:
-        """Begin to load what is cached. False: ask again after the next poll."""
+        """Begin to load what is cached. False: ask again after the next poll.
+
+        A load that has come short since is planned again now, before more slots are taken on top of it.
+        """
+        if self._load is not None and not self._settled and self._load.done:
+            self.settle()
         if self._load is None:
             self._load = self._cache.load_back(self._match)
             if self._load is None:

@@ -1,0 +1,95 @@
+"""What can't be run right is refused by name before weights are read; equal models share a namespace, others don't."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from hicache.engine.checkpoint import open_checkpoint
+from hicache.engine.model import load_model
+from hicache.errors import ConfigError
+from hicache.keys import FingerprintMemo
+from tests.engine.tiny import EOS, PAGE, write_checkpoint
+
+
+def with_config(folder: Path, target: Path, **changes) -> Path:
+    shutil.copytree(folder, target)
+    config = json.loads((target / "config.json").read_text())
+    (target / "config.json").write_text(json.dumps(config | changes))
+    return target
+
+
+def namespace(folder: Path, dtype: str = "float32", page_size: int = PAGE):
+    return open_checkpoint(folder, dtype, page_size).namespace(dtype, page_size, FingerprintMemo())
+
+
+def test_a_checkpoint_is_read_without_its_weights(checkpoint):
+    known = open_checkpoint(checkpoint, "float32", PAGE)
+    assert (known.vocabulary, known.max_positions, known.end_of_text) == (300, 2048, frozenset([EOS]))
+    assert known.weights_bytes == load_model(checkpoint, torch.float32).nbytes
+    assert open_checkpoint(checkpoint, "bfloat16", PAGE).weights_bytes == known.weights_bytes // 2
+
+
+def test_the_generation_config_says_what_ends_an_answer(checkpoint, tmp_path):
+    folder = with_config(checkpoint, tmp_path / "model")
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [3, 5]}))
+    assert open_checkpoint(folder, "float32", PAGE).end_of_text == frozenset([3, 5])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "mistral", "sliding_window": 64}, "mistral.*sliding_window=64"),
+        ({"model_type": "mamba"}, "mamba"),
+        ({"model_type": "qwen2", "layer_types": ["full_attention", "sliding_attention", "full_attention"]}, "sliding"),
+        ({"model_type": "deepseek_v3"}, "deepseek_v3"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quanti"),
+        ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "llama.*'dynamic'"),
+        ({"model_type": "nonsense"}, "nonsense"),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_name(checkpoint, tmp_path, changes, message):
+    folder = with_config(checkpoint, tmp_path / "model", **changes)
+    with pytest.raises(ConfigError, match=message):
+        open_checkpoint(folder, "float32", PAGE)
+
+
+def test_weights_in_a_pickle_are_refused(checkpoint, tmp_path):
+    folder = with_config(checkpoint, tmp_path / "model")
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'true'\ntR.")
+    with pytest.raises(ConfigError, match=r"no \*\.safetensors.*pickle"):
+        open_checkpoint(folder, "float32", PAGE)
+    with pytest.raises(ConfigError, match="can't be loaded"):
+        load_model(folder, torch.float32)
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff" * 8, b"\x08" + b"\0" * 7 + b"not json", b"\x02" + b"\0" * 7 + b"{"])
+def test_a_damaged_weights_file_is_named(checkpoint, tmp_path, content):
+    folder = with_config(checkpoint, tmp_path / "model")
+    (folder / "model.safetensors").write_bytes(content)
+    with pytest.raises(ConfigError, match=r"model\.safetensors is not a whole"):
+        open_checkpoint(folder, "float32", PAGE)
+
+
+def test_a_folder_without_a_config_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=str(tmp_path)):
+        open_checkpoint(tmp_path, "float32", PAGE)
+
+
+def test_a_copy_under_another_name_shares_pages(checkpoint, tmp_path):
+    copied = with_config(checkpoint, tmp_path / "other-name", _name_or_path="x", transformers_version="1")
+    assert namespace(copied) == namespace(checkpoint)
+
+
+def test_what_changes_the_bytes_changes_the_namespace(checkpoint, tmp_path):
+    others = [
+        namespace(checkpoint, dtype="bfloat16"),
+        namespace(checkpoint, page_size=2 * PAGE),
+        namespace(with_config(checkpoint, tmp_path / "eps", rms_norm_eps=1e-3)),
+        namespace(write_checkpoint(tmp_path / "heads", num_key_value_heads=4)),
+    ]
+    fingerprints = {one.fingerprint for one in (namespace(checkpoint), *others)}
+    assert len(fingerprints) == 5
