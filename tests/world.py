@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from hicache.builder import ModelDescription, PoolDescription, build_kv_cache
+from hicache.builder import DevicePoolFactory, ModelDescription, PoolDescription, build_kv_cache
 from hicache.cache import Load, Match, UnifiedRadixCache
 from hicache.config import CacheConfig
 from hicache.controller import Prefetch
 from hicache.coverage import Checkpoint, Window
+from hicache.device.array import ArrayDevicePool
 from hicache.keys import Namespace
 from hicache.layout import PoolGeometry, TensorSpec
 from hicache.storage import PageStore, StorageBackend
@@ -84,6 +85,7 @@ class World:
     write_policy: str = "write_through"
     timeout_s: float = 1e-9
     batch_pages: int = 2
+    device_pool: DevicePoolFactory = ArrayDevicePool.page_first
 
     def __post_init__(self) -> None:
         self.clock = Clock()
@@ -96,7 +98,9 @@ class World:
             transfer_timeout_s=self.timeout_s,
             prefetch_batch_pages=self.batch_pages,
         )
-        self.cache: UnifiedRadixCache = build_kv_cache(self.model, config, executor=self.executor, clock=self.clock)
+        self.cache: UnifiedRadixCache = build_kv_cache(
+            self.model, config, executor=self.executor, clock=self.clock, device_pool=self.device_pool
+        )
         if self.backend is not None:
             self.cache.attach_storage_backend(PageStore(self.backend))
 

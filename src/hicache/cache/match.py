@@ -206,15 +206,20 @@ class Match:
         return self._span
 
     def resume(self, pages: int) -> Span:
-        """Match again, up to `pages` pages, and pin what is there: the longest prefix to resume at, with loads."""
-        return self._pin(self._state.tree.match(self.namespace.fingerprint, self.tokens, pages))
+        """Match again, up to `pages` pages, to load: the longest prefix to resume at.
+
+        What the loads find on the device, or bring, stays there: the request runs on it before all has come.
+        """
+        found = self._state.tree.match(self.namespace.fingerprint, self.tokens, pages)
+        usable = self._pin(found)
+        self._receipts.append(self._state.tree.pin(found, Pin.HERE, found.usable_pages))
+        return usable
 
     def _pin(self, found: TreeMatch) -> Span:
         tree = self._state.tree
         receipts = [tree.pin(found, Pin.HERE, found.device_pages)]
         if found.usable_pages > found.device_pages:
-            # What a load finds on the device, or brings, stays there too: the request runs on it before all has come.
-            receipts += [tree.pin(found, pin, found.usable_pages) for pin in (Pin.SOMEWHERE, Pin.HERE)]
+            receipts.append(tree.pin(found, Pin.SOMEWHERE, found.usable_pages))
         usable = tree.span(found, 0, found.usable_pages)
         self._hold(found, found.device_pages, receipts)
         self.length_tokens = found.device_pages * self._page_size
