@@ -47,6 +47,8 @@ def test_parts_are_tagged_and_have_lengths():
     assert replace(BASE, model="a", weights="bc").fingerprint != replace(BASE, model="ab", weights="c").fingerprint
     assert digest_parts({"a": "bc"}) != digest_parts({"ab": "c"})
     assert digest_parts({"a": "1"}) != digest_parts({"a": 1}) != digest_parts({"a": b"1"})
+    for swallowed in ("xbsy", "xby", "x1:bs1:y", "x\0by"):
+        assert digest_parts({"a": "x", "b": "y"}) != digest_parts({"a": swallowed})
     assert digest_parts({"a": "x", "b": ""}) != digest_parts({"a": "x"})
     assert digest_parts({"b": "1", "a": "2"}) == digest_parts({"a": "2", "b": "1"})
 

@@ -1,6 +1,7 @@
 """Headers and counters: no byte is called usable that was not checked."""
 
 import struct
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,15 @@ from hicache.storage import PageStore
 from hicache.storage.chains import FORMAT_VERSION
 from hicache.storage.codec import HEADER_BYTES, Verdict, check, checksum, decode_header, encode_header, pool_digest
 from hicache.storage.memory import MemoryBackend
-from hicache.testing.faults import Fault, FaultyBackend, MeteredBackend, Operation, page_faults, seeded_faults
+from hicache.testing.faults import (
+    Fault,
+    FaultyBackend,
+    HeldBackend,
+    MeteredBackend,
+    Operation,
+    page_faults,
+    seeded_faults,
+)
 from hicache.testing.storage import sample_chain
 from tests.storage.support import PAGE_BYTES, load_pages, page, store_pages
 
@@ -132,3 +141,18 @@ def test_a_seed_replays_its_faults():
     runs = [[choose(Operation.READ, KEY) for _ in range(200)] for choose in (seeded_faults(7, rates) for _ in range(2))]
     assert runs[0] == runs[1]
     assert {Fault.MISS, Fault.FLIP, None} == set(runs[0])
+
+
+def test_closing_waits_for_what_is_under_way():
+    held = HeldBackend(MemoryBackend())
+    store = PageStore(held)
+    held.hold(Operation.WRITE)
+    with ThreadPoolExecutor(2) as threads:
+        writing = threads.submit(store_pages, store, [KEY])
+        assert held.wait_until_held(Operation.WRITE)
+        closing = threads.submit(store.close)
+        ended, _ = wait([closing], 0.1)
+        held.release(Operation.WRITE)
+        assert not ended
+        assert writing.result() == [True]
+        closing.result()

@@ -103,6 +103,30 @@ def test_two_writers_of_one_key_meet_before_the_rename(tmp_path: Path):
         backend.close()
 
 
+class LookingDisk(Disk):
+    """In the middle of a write, lets another store try to write a value that would only fit without this one."""
+
+    def __init__(self, other: FileBackend) -> None:
+        self._other = other
+        self.other_wrote: list[bool] = []
+
+    def write(self, handle: int, parts) -> None:
+        super().write(handle, parts)
+        self.other_wrote.append(put(self._other, sample_chain(1, chain="other")[0], bytes(600)))
+
+
+def test_what_is_being_written_counts_for_all(tmp_path: Path):
+    other = FileBackend(tmp_path, 1000)
+    disk = LookingDisk(other)
+    one = FileBackend(tmp_path, 1000, disk=disk)
+    assert put(one, sample_chain(1)[0], bytes(600))
+    assert disk.other_wrote == [False]
+    assert other.contains(sample_chain(1)).all()
+    assert other.used_bytes == 600
+    one.close()
+    other.close()
+
+
 def test_what_a_dead_writer_left_is_reclaimed_and_what_a_living_one_writes_is_not(tmp_path: Path):
     living = FileBackend(tmp_path)
     [key] = sample_chain(1)
