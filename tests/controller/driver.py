@@ -143,6 +143,19 @@ class Driver:
             self.cache.poll()
         self.world.serve(prompt, ticket)
 
+    def abort_in_load(self, prompt: bytes, other: bytes) -> None:
+        """A request goes while its pages load; another takes what memory it can get before they have come."""
+        self.cache.evict(Tier.DEVICE)
+        match = self.cache.match_prefix(prompt, self.world.namespace)
+        self.cache.load_back(match)
+        self.cache.release(match)
+        self.cache.evict(Tier.HOST)
+        match = self.cache.match_prefix(other, self.world.namespace)
+        if self.cache.allocate(match, len(other) // 4 - match.length_tokens) is not None:
+            self.world.compute(match, other)
+            self.cache.insert(match, other)
+        self.cache.release(match)
+
     def check(self) -> None:
         """What holds after every call."""
         self.cache.audit()
@@ -180,27 +193,41 @@ def walk(seed: int, steps: int) -> Driver:
     return driver
 
 
+WEIGHTS = {
+    "arrive": 10,
+    "prefetch": 5,
+    "ticket": 5,
+    "go_on": 25,
+    "release": 5,
+    "poll": 12,
+    "wait": 1,
+    "evict": 6,
+    "serve": 25,
+    "abort": 8,
+    "reattach": 0.5,
+}
+"""How often each call is chosen."""
+
+
 def step(driver: Driver, dice: random.Random) -> None:
-    prompt = prompt_of(dice.choices([0, 1], [4, 1], k=7), dice.choice(LENGTHS))
-    choice = dice.random()
-    if choice < 0.12:
-        driver.arrive(prompt)
-    elif choice < 0.20:
-        driver.prefetch(prompt, dice.choice([0.0, 5.0]))
-    elif choice < 0.26 and driver.tickets:
-        driver.arrive_with_ticket(dice.randrange(len(driver.tickets)), cancel=dice.random() < 0.2)
-    elif choice < 0.60 and driver.requests:
+    """One call, chosen so that prompts come again while their pages are in every tier."""
+    forks = [int(page in (1, 4) and dice.random() < 0.25) for page in range(7)]
+    prompt = prompt_of(forks, dice.choice(LENGTHS))
+    calls = {
+        "arrive": lambda: driver.arrive(prompt),
+        "prefetch": lambda: driver.prefetch(prompt, dice.choice([0.0, 5.0])),
+        "poll": driver.poll,
+        "wait": lambda: driver.wait(dice.choice([1.0, 10.0])),
+        "evict": lambda: driver.evict(dice.choice([Tier.DEVICE, Tier.HOST]), dice.choice([None, 1, 2, 5])),
+        "serve": lambda: driver.forget_and_serve(prompt, stored=dice.random() < 0.3),
+        "abort": lambda: driver.abort_in_load(prompt, prompt_of([1] * 7, dice.choice(LENGTHS))),
+        "reattach": lambda: driver.reattach(empty=dice.random() < 0.5),
+    }
+    if driver.tickets:
+        index, cancel = dice.randrange(len(driver.tickets)), dice.random() < 0.2
+        calls["ticket"] = lambda: driver.arrive_with_ticket(index, cancel=cancel)
+    if driver.requests:
         request = dice.choice(driver.requests)
-        dice.choice([driver.load, driver.result, driver.compute, driver.compute])(request)
-    elif choice < 0.68 and driver.requests:
-        driver.release(dice.choice(driver.requests))
-    elif choice < 0.80:
-        driver.poll()
-    elif choice < 0.82:
-        driver.wait(dice.choice([1.0, 10.0]))
-    elif choice < 0.92:
-        driver.evict(dice.choice([Tier.DEVICE, Tier.HOST]), dice.choice([None, 1, 2, 5]))
-    elif choice < 0.99:
-        driver.forget_and_serve(prompt, stored=dice.random() < 0.5)
-    else:
-        driver.reattach(empty=dice.random() < 0.5)
+        calls["go_on"] = lambda: dice.choice([driver.load, driver.result, driver.compute, driver.compute])(request)
+        calls["release"] = lambda: driver.release(request)
+    calls[dice.choices(list(calls), [WEIGHTS[kind] for kind in calls])[0]]()

@@ -78,6 +78,10 @@ class ControllerMachine(RuleBasedStateMachine):
     def forget_and_serve(self, prompt, stored) -> None:
         self.driver.forget_and_serve(prompt, stored=stored)
 
+    @rule(prompt=PROMPTS, other=PROMPTS)
+    def abort_in_load(self, prompt, other) -> None:
+        self.driver.abort_in_load(prompt, other)
+
     @rule(dice=st.randoms(use_true_random=False), calls=st.integers(1, 20))
     def burst(self, dice, calls) -> None:
         for _ in range(calls):
