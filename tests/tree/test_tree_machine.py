@@ -16,9 +16,12 @@ PAGE = 2
 NAMESPACES = (bytes([1]) * 32, bytes([2]) * 32)
 
 coverages = st.one_of(st.just(Full()), st.just(Full()), st.builds(Window, st.integers(2, 9)), st.just(Checkpoint()))
-prompts = st.lists(st.integers(0, 2), min_size=1, max_size=9)
+paths = st.tuples(st.integers(0, 30), st.sampled_from([0, 0, 0, 1, 2, 4]), st.lists(st.integers(0, 2), max_size=4))
+"""A prompt inserted before, how many of its last pages are left off, and pages put in their place."""
 tiers = st.sampled_from(TIERS)
-fractions = st.integers(0, 8)
+fractions = st.sampled_from([0, 0, 0, 2, 4, 6, 8])
+
+Path = tuple[int, int, list[int]]
 
 
 @dataclass
@@ -41,16 +44,22 @@ class TreeMachine(RuleBasedStateMachine):
         self.model = Model(PAGE, lookahead, pools)
         self.lookahead = lookahead
         self.next_slot = 0
+        self.known: list[list[int]] = [[]]
         self.receipts: list[Receipt] = []
         self.backups: list[Backup] = []
         self.detached: set[Key] = set()
+
+    def prompt(self, path: Path) -> list[int]:
+        which, back, more = path
+        known = self.known[which % len(self.known)]
+        return (known[: len(known) - back] + more)[:9] or [0]
 
     def tokens(self, prompt: list[int]) -> bytes:
         ids = [token for page in prompt for token in (page, 7)] + [9] * self.lookahead
         return np.array(ids, np.uint32).tobytes()
 
-    def match(self, namespace: bytes, prompt: list[int]) -> tuple[TreeMatch, list[Key]]:
-        tokens = self.tokens(prompt)
+    def match(self, namespace: bytes, path: Path) -> tuple[TreeMatch, list[Key]]:
+        tokens = self.tokens(self.prompt(path))
         return self.tree.match(namespace, tokens), self.model.keys(namespace, tokens)
 
     def fresh(self, pages: int, holes: list[bool]) -> np.ndarray:
@@ -66,7 +75,7 @@ class TreeMachine(RuleBasedStateMachine):
 
     @rule(
         namespace=st.sampled_from(NAMESPACES),
-        prompt=prompts,
+        path=paths,
         tier=st.sampled_from([Tier.DEVICE, Tier.DEVICE, Tier.HOST]),
         after_match=st.booleans(),
         holes=st.lists(st.lists(st.booleans(), min_size=1, max_size=9), min_size=4, max_size=4),
@@ -76,14 +85,16 @@ class TreeMachine(RuleBasedStateMachine):
     def insert(
         self,
         namespace: bytes,
-        prompt: list[int],
+        path: Path,
         tier: Tier,
         after_match: bool,
         holes: list[list[bool]],
         full_holes: bool,
         left_out: set[int],
     ) -> None:
-        match, keys = self.match(namespace, prompt)
+        match, keys = self.match(namespace, path)
+        prompt = self.prompt(path)
+        self.known.append(prompt)
         first = match.device_pages if after_match else 0
         runs = {}
         for number, name in enumerate(self.names):
@@ -101,9 +112,9 @@ class TreeMachine(RuleBasedStateMachine):
 
     # Looking up
 
-    @rule(namespace=st.sampled_from(NAMESPACES), prompt=prompts, limit=st.integers(0, 9))
-    def look_up(self, namespace: bytes, prompt: list[int], limit: int) -> None:
-        tokens = self.tokens(prompt)
+    @rule(namespace=st.sampled_from(NAMESPACES), path=paths, limit=st.integers(0, 9))
+    def look_up(self, namespace: bytes, path: Path, limit: int) -> None:
+        tokens = self.tokens(self.prompt(path))
         keys = self.model.keys(namespace, tokens, limit)
         match = self.tree.match(namespace, tokens, limit)
         assert match.device_pages == self.model.usable(keys, (Tier.DEVICE,))
@@ -123,23 +134,23 @@ class TreeMachine(RuleBasedStateMachine):
         assert self.tree.keys_beyond(match, tokens, limit) == chain[32 * match.pages :]
         assert self.tree.tokens(span) == tokens[: 4 * PAGE * match.pages]
 
-    @rule(namespace=st.sampled_from(NAMESPACES), prompt=prompts, part=fractions)
-    def touch(self, namespace: bytes, prompt: list[int], part: int) -> None:
-        match, _ = self.match(namespace, prompt)
-        self.tree.touch(match, match.pages * part // 8)
+    @rule(namespace=st.sampled_from(NAMESPACES), path=paths, part=fractions)
+    def touch(self, namespace: bytes, path: Path, part: int) -> None:
+        match, _ = self.match(namespace, path)
+        self.tree.touch(match, match.pages - match.pages * part // 8)
 
     # Pinning
 
     @rule(
         namespace=st.sampled_from(NAMESPACES),
-        prompt=prompts,
+        path=paths,
         pin=st.sampled_from(list(Pin)),
         part=fractions,
         start_part=fractions,
     )
-    def pin(self, namespace: bytes, prompt: list[int], pin: Pin, part: int, start_part: int) -> None:
-        match, keys = self.match(namespace, prompt)
-        pages = match.pages * part // 8
+    def pin(self, namespace: bytes, path: Path, pin: Pin, part: int, start_part: int) -> None:
+        match, keys = self.match(namespace, path)
+        pages = match.pages - match.pages * part // 8
         start = pages * start_part // 16
         receipt = self.tree.pin(match, pin, pages, start)
         self.receipts.append(receipt)
@@ -147,17 +158,17 @@ class TreeMachine(RuleBasedStateMachine):
 
     @rule(
         namespace=st.sampled_from(NAMESPACES),
-        prompt=prompts,
+        path=paths,
         pin=st.sampled_from(list(Pin)),
         part=fractions,
         start_part=fractions,
         numbers=st.none() | st.sets(st.integers(0, 3), min_size=1),
     )
     def pin_span(
-        self, namespace: bytes, prompt: list[int], pin: Pin, part: int, start_part: int, numbers: set[int] | None
+        self, namespace: bytes, path: Path, pin: Pin, part: int, start_part: int, numbers: set[int] | None
     ) -> None:
-        match, keys = self.match(namespace, prompt)
-        stop = match.pages * part // 8
+        match, keys = self.match(namespace, path)
+        stop = match.pages - match.pages * part // 8
         start = stop * start_part // 8
         names = None if numbers is None else sorted({self.pool(number) for number in numbers})
         receipt = self.tree.pin_span(self.tree.span(match, start, stop), pin, names)
@@ -253,7 +264,7 @@ class TreeMachine(RuleBasedStateMachine):
 
     @rule(
         namespace=st.sampled_from(NAMESPACES),
-        prompt=prompts,
+        path=paths,
         tier=tiers,
         number=st.integers(0, 3),
         part=fractions,
@@ -261,12 +272,12 @@ class TreeMachine(RuleBasedStateMachine):
         sure=st.integers(0, 3),
     )
     def detach(
-        self, namespace: bytes, prompt: list[int], tier: Tier, number: int, part: int, start_part: int, sure: int
+        self, namespace: bytes, path: Path, tier: Tier, number: int, part: int, start_part: int, sure: int
     ) -> None:
         if sure:
             return
-        match, keys = self.match(namespace, prompt)
-        stop = match.pages * part // 8
+        match, keys = self.match(namespace, path)
+        stop = match.pages - match.pages * part // 8
         start = stop * start_part // 8
         name = self.pool(number)
         self.model.remove(self.tree.detach(self.tree.span(match, start, stop), tier, [name]))
