@@ -19,6 +19,7 @@ coverages = st.one_of(st.just(Full()), st.just(Full()), st.builds(Window, st.int
 paths = st.tuples(st.integers(0, 30), st.sampled_from([0, 0, 0, 1, 2, 4]), st.lists(st.integers(0, 2), max_size=4))
 """A prompt inserted before, how many of its last pages are left off, and pages put in their place."""
 tiers = st.sampled_from(TIERS)
+namespaces = st.sampled_from((NAMESPACES[0], NAMESPACES[0], NAMESPACES[0], NAMESPACES[1]))
 fractions = st.sampled_from([0, 0, 0, 2, 4, 6, 8])
 
 Path = tuple[int, int, list[int]]
@@ -43,6 +44,7 @@ class TreeMachine(RuleBasedStateMachine):
         self.tree = RadixTree(PAGE, pools, lookahead_tokens=lookahead, host_duplicates_first=duplicates_first)
         self.model = Model(PAGE, lookahead, pools)
         self.lookahead = lookahead
+        self.main = (self.model.full or self.names)[0]
         self.next_slot = 0
         self.known: list[list[int]] = [[]]
         self.receipts: list[Receipt] = []
@@ -74,7 +76,7 @@ class TreeMachine(RuleBasedStateMachine):
     # Putting in
 
     @rule(
-        namespace=st.sampled_from(NAMESPACES),
+        namespace=namespaces,
         path=paths,
         tier=st.sampled_from([Tier.DEVICE, Tier.DEVICE, Tier.HOST]),
         after_match=st.booleans(),
@@ -112,7 +114,7 @@ class TreeMachine(RuleBasedStateMachine):
 
     # Looking up
 
-    @rule(namespace=st.sampled_from(NAMESPACES), path=paths, limit=st.integers(0, 9))
+    @rule(namespace=namespaces, path=paths, limit=st.integers(0, 9))
     def look_up(self, namespace: bytes, path: Path, limit: int) -> None:
         tokens = self.tokens(self.prompt(path))
         keys = self.model.keys(namespace, tokens, limit)
@@ -134,7 +136,7 @@ class TreeMachine(RuleBasedStateMachine):
         assert self.tree.keys_beyond(match, tokens, limit) == chain[32 * match.pages :]
         assert self.tree.tokens(span) == tokens[: 4 * PAGE * match.pages]
 
-    @rule(namespace=st.sampled_from(NAMESPACES), path=paths, part=fractions)
+    @rule(namespace=namespaces, path=paths, part=fractions)
     def touch(self, namespace: bytes, path: Path, part: int) -> None:
         match, _ = self.match(namespace, path)
         self.tree.touch(match, match.pages - match.pages * part // 8)
@@ -142,7 +144,7 @@ class TreeMachine(RuleBasedStateMachine):
     # Pinning
 
     @rule(
-        namespace=st.sampled_from(NAMESPACES),
+        namespace=namespaces,
         path=paths,
         pin=st.sampled_from(list(Pin)),
         part=fractions,
@@ -157,7 +159,7 @@ class TreeMachine(RuleBasedStateMachine):
         self.model.pin(receipt.serial, pin, self.model.required(keys, start, pages))
 
     @rule(
-        namespace=st.sampled_from(NAMESPACES),
+        namespace=namespaces,
         path=paths,
         pin=st.sampled_from(list(Pin)),
         part=fractions,
@@ -197,9 +199,19 @@ class TreeMachine(RuleBasedStateMachine):
 
     # Taking out
 
-    @rule(number=st.integers(0, 3), tier=tiers, count=st.sampled_from([1, 1, 2, 5, 1000]), drop_dirty=st.booleans())
-    def evict(self, number: int, tier: Tier, count: int, drop_dirty: bool) -> None:
-        name = self.pool(number)
+    @rule(count=st.sampled_from([1000, 1000, 5, 2, 1]), drop_dirty=st.sampled_from([True, True, False]))
+    def evict_from_device(self, count: int, drop_dirty: bool) -> None:
+        self.evict(self.main, Tier.DEVICE, count, drop_dirty)
+
+    @rule(count=st.sampled_from([1000, 1000, 5, 2, 1]))
+    def evict_from_host(self, count: int) -> None:
+        self.evict(self.main, Tier.HOST, count, True)
+
+    @rule(number=st.integers(0, 3), tier=tiers, count=st.sampled_from([1, 2, 5, 1000]), drop_dirty=st.booleans())
+    def evict_from_pool(self, number: int, tier: Tier, count: int, drop_dirty: bool) -> None:
+        self.evict(self.pool(number), tier, count, drop_dirty)
+
+    def evict(self, name: str, tier: Tier, count: int, drop_dirty: bool) -> None:
         could = self.tree.evictable(name, tier)
         spendable = self.model.useless(tier) if not self.model.pins and name in self.model.full else 0
         before = self.model.usable_everywhere()
@@ -262,20 +274,16 @@ class TreeMachine(RuleBasedStateMachine):
         self.tree.unpin(backup.receipt)
         del self.model.pins[backup.receipt.serial]
 
+    @precondition(lambda self: len(self.known) % 4 == 3)
     @rule(
-        namespace=st.sampled_from(NAMESPACES),
+        namespace=namespaces,
         path=paths,
         tier=tiers,
         number=st.integers(0, 3),
         part=fractions,
         start_part=fractions,
-        sure=st.integers(0, 3),
     )
-    def detach(
-        self, namespace: bytes, path: Path, tier: Tier, number: int, part: int, start_part: int, sure: int
-    ) -> None:
-        if sure:
-            return
+    def detach(self, namespace: bytes, path: Path, tier: Tier, number: int, part: int, start_part: int) -> None:
         match, keys = self.match(namespace, path)
         stop = match.pages - match.pages * part // 8
         start = stop * start_part // 8
@@ -284,10 +292,9 @@ class TreeMachine(RuleBasedStateMachine):
         assert not any(key in self.model.slots[tier][name] for key in keys[start:stop])
         self.detached.update(keys[start:stop])
 
-    @rule(namespace=st.sampled_from((None, *NAMESPACES)), sure=st.integers(0, 5))
-    def flush(self, namespace: bytes | None, sure: int) -> None:
-        if sure:
-            return
+    @precondition(lambda self: len(self.known) % 7 == 6)
+    @rule(namespace=st.sampled_from((None, *NAMESPACES)))
+    def flush(self, namespace: bytes | None) -> None:
         gone = self.model.remove(self.tree.flush(namespace))
         self.model.assert_pins_held(gone)
         if not self.model.pins:

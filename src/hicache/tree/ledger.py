@@ -135,9 +135,9 @@ def loose_free(core: Core, node: Node, pool: int, tier: int) -> int:
     own = at + (PIN_HERE if tier == DEVICE else PIN_HOST)
     if pins[own]:
         return 0
-    if pins[at + PIN_SOMEWHERE] or pins[at + PIN_SOMEWHERE + LAST_PAGE]:
+    if any(pins[at : at + PINS_PER_POOL]):
         return int(np.count_nonzero(loose_mask(core, node, pool, tier)))
-    return runs.count(run[:-4] if pins[own + LAST_PAGE] else run)
+    return runs.count(run)
 
 
 def host_free(core: Core, node: Node) -> int:
@@ -160,7 +160,7 @@ def host_pinned(node: Node, pool: int) -> bool:
 
 
 def loose_mask(core: Core, node: Node, pool: int, tier: int) -> BoolArray:
-    """Which pages of a loose pool may leave a tier now; bool per page."""
+    """Which pages of a loose pool may leave a tier now; bool per page. Whatever pins a page keeps its last copy."""
     size = core.size(node)
     here = runs.mask((node.device, node.host)[tier][pool], size)
     pins = node.pins
@@ -171,9 +171,9 @@ def loose_mask(core: Core, node: Node, pool: int, tier: int) -> BoolArray:
     if pins[own]:
         return here & False
     other = runs.mask((node.host, node.device)[tier][pool], size)
-    if pins[at + PIN_SOMEWHERE]:
-        here &= other
-    if pins[own + LAST_PAGE] or (pins[at + PIN_SOMEWHERE + LAST_PAGE] and not other[-1]):
+    if any(pins[at : at + LAST_PAGE]):
+        here = here & other
+    if pins[own + LAST_PAGE] or (any(pins[at + LAST_PAGE : at + PINS_PER_POOL]) and not other[-1]):
         here = here.copy()
         here[-1] = False
     return here
