@@ -25,11 +25,14 @@ NEW_PROCESS_S = 600.0
 def run_demo(settings: Settings, as_json: bool) -> int:
     """Print the table, or with `as_json` its rows as JSON and nothing else on stdout. 1 when they fall short."""
     logging.basicConfig(format="hicache: %(message)s", stream=sys.stderr)
-    store = new_store(settings.serve.cache_folder)
     if settings.cache.storage_url is not None:
         _say("the demo starts with a store of its own; storage_url is left alone")
-    cache = settings.cache.replace(storage_url=f"file:{store}")
-    settings = settings.replace(cache=cache)
+    with new_store(settings.serve.cache_folder) as store:
+        cache = settings.cache.replace(storage_url=f"file:{store}")
+        return _run(settings.replace(cache=cache), store, as_json)
+
+
+def _run(settings: Settings, store: Path, as_json: bool) -> int:
     answers = _in_this_process(settings)
     _say("asking the first question again in a new process, which has only the store...")
     storage = _in_new_process(settings, QUESTIONS[0])
