@@ -19,7 +19,9 @@ def on_host(model: str = "one", **settings) -> tuple[World, HandExecutor]:
     hand = HandExecutor()
     world = World(MODELS[model], executor=hand, **settings)
     world.serve(PROMPT)
-    hand.settle(world.cache.poll)
+    for _ in range(2):
+        world.cache.evict(Tier.DEVICE)
+        hand.settle(world.cache.poll)
     world.cache.evict(Tier.DEVICE)
     assert world.cached(PROMPT)[0] < world.cached(PROMPT)[1] == 6 * PAGE
     return world, hand
@@ -227,6 +229,18 @@ def test_a_load_that_nobody_waits_for_still_lands():
     assert world.cached(PROMPT) == (6 * PAGE, 6 * PAGE)
     hand.settle(world.cache.poll)
     world.idle()
+
+
+def test_the_source_of_a_load_stays_though_the_device_has_a_copy_meanwhile():
+    world, hand = on_host(write_policy="write_back")
+    loading, computing = (world.cache.match_prefix(PROMPT, world.namespace) for _ in range(2))
+    load = world.cache.load_back(loading)
+    computes(world, computing)
+    assert world.cache.evict(Tier.HOST) == 0, "the load still reads the host's copy"
+    hand.run(Load)
+    assert load.result() == 6 * PAGE
+    assert world.cache.evict(Tier.HOST) == 6
+    ends(world, hand, loading, computing)
 
 
 def test_loaded_pages_that_somebody_computed_meanwhile_are_freed_once_all_who_ran_on_them_are_done():

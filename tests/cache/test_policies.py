@@ -30,17 +30,31 @@ def test_write_through_copies_pages_once_when_they_are_computed(model):
     world.serve(PROMPT)
     assert len(hand.of(Backup)) == 1
     world.serve(PROMPT)
-    world.serve(PROMPT + tokens(1))
     assert len(hand.of(Backup)) == 1, "they are on their way"
     hand.run(Backup)
     world.cache.poll()
     assert pages(world, Tier.HOST) == 4
-    assert hand.of(Store)
+    stores = len(hand.of(Store))
+    assert stores > 0
+    world.serve(PROMPT)
+    assert len(hand.of(Store)) == stores, "they are on their way"
     hand.settle(world.cache.poll)
     written = {"one": 4, "derived": 2 * 4, "three": 4 + 4 + 1}[model]
     assert world.cache.stats().storage.written_pages == written
     world.serve(PROMPT)
     assert not hand.waiting
+    world.idle()
+
+
+def test_pages_that_are_on_their_way_are_not_copied_again_with_what_extends_them():
+    hand = HandExecutor()
+    world = World(executor=hand, backend=MemoryBackend())
+    world.serve(PROMPT)
+    world.serve(tokens(*range(6 * PAGE + 1)))
+    assert [len(backup.plan.copies[0].host_slots) for backup in hand.of(Backup)] == [4, 2]
+    hand.settle(world.cache.poll)
+    assert counters(world)["backup_pages"] == 6
+    assert counters(world)["store_pages"] == world.cache.stats().storage.written_pages == 6
     world.idle()
 
 

@@ -223,6 +223,8 @@ def test_batches_that_arrive_out_of_order_wait_for_the_first():
     hand.run(count=1)
     world.cache.poll()
     assert world.cached(PROMPT) == (0, 0)
+    host = next(pool for pool in world.cache.stats().pools if pool.tier is Tier.HOST)
+    assert (host.cached, host.other) == (0, 6), "what lies behind a page that may not come is not published"
     world.cache.audit()
     hand.run(count=1)
     world.cache.poll()

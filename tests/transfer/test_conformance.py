@@ -1,7 +1,9 @@
 """Every executor keeps the protocol: order per kind, one completion per transfer, no end before it can be polled."""
 
 import threading
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -40,20 +42,28 @@ class RecordingPool(ArrayDevicePool):
 
     calls: list[tuple[str, int]]
     broken: bool
+    slow: bool
+
+    def take_turn(self) -> None:
+        """The first of several copies at once would be the last to be done."""
+        if self.slow:
+            time.sleep(max(0.0, 0.02 - 0.005 * len(self.calls)))
 
     @classmethod
     def make(cls, name: str) -> "RecordingPool":
         pool = cls.page_first(name, geometry(LAYERS, 5), SLOTS)
-        pool.calls, pool.broken = [], False
+        pool.calls, pool.broken, pool.slow = [], False, False
         return pool
 
     def backup(self, slots, pages, rows) -> None:
+        self.take_turn()
         self.calls.append(("backup", int(slots[0])))
         if self.broken:
             raise OSError("the device does not answer")
         super().backup(slots, pages, rows)
 
     def load_layer(self, slots, pages, rows, layer) -> None:
+        self.take_turn()
         self.calls.append(("load", int(slots[0])))
         if self.broken and layer == 1:
             raise OSError("the device does not answer")
@@ -198,6 +208,7 @@ class TestExecutor:
 
     def test_each_kind_that_copies_keeps_its_order(self, stage: Stage):
         messages: list[Message] = []
+        stage.pools["kv"].slow = True
         for slot in range(SLOTS):
             messages += [stage.backup([slot], [slot]), stage.load([slot], [slot]), stage.save([slot])]
         done = stage.finish(messages)
@@ -265,3 +276,33 @@ class TestExecutor:
             done.join(10.0)
             polled += stage.executor.poll()
             assert [one.id for one in polled] == [load.id]
+
+
+class HostEvent:
+    """An event that a worker has to wait for."""
+
+    def __init__(self) -> None:
+        self.passed = threading.Event()
+        self.waited = threading.Event()
+
+    def query(self) -> bool:
+        return self.passed.is_set()
+
+    def wait(self) -> None:
+        self.waited.set()
+        assert self.passed.wait(30.0)
+
+
+def test_a_thread_waits_for_the_computation_before_it_copies():
+    stage = Stage(ThreadExecutor())
+    event = HostEvent()
+    backup = replace(stage.backup([0], [3]), after=event)
+    stage.executor.submit(backup)
+    assert event.waited.wait(30.0)
+    stage.pools["kv"].tensor_bytes(0, 0)[0] = 99
+    assert not stage.executor.poll()
+    event.passed.set()
+    (done,) = stage.await_ids({backup.id})
+    assert done.error is None
+    assert (stage.group.get_pool("kv").pages[3][: PAGE * 5] == 99).all(), "what was written last is what was copied"
+    stage.executor.close()
