@@ -13,7 +13,7 @@ DEVICE, HOST = Tier.DEVICE, Tier.HOST
 def evict(tree: RadixTree, pool: str, tier: Tier, count: int, drop_dirty: bool = True) -> list[int]:
     freed = tree.evict(pool, tier, count, drop_dirty=drop_dirty)
     tree.check()
-    return freed.slots(pool, tier).tolist()
+    return [int(slot) for slot in freed.slots(pool, tier)]
 
 
 def test_the_least_recently_used_leaf_goes_first_from_its_tail():

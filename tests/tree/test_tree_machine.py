@@ -103,14 +103,17 @@ class TreeMachine(RuleBasedStateMachine):
             whole = name in self.model.full and not full_holes
             if number not in left_out:
                 runs[name] = self.fresh(len(prompt) - first, [False] if whole else holes[number])
-        result = self.tree.insert(namespace, self.tokens(prompt), first, runs, tier)
+        result = self.tree.insert(
+            namespace, self.tokens(prompt), first, runs, tier, known=match if after_match else None
+        )
         refused = self.model.insert(keys[first:], runs, tier)
         for name in self.names:
             assert sorted(result.duplicates.get(name, [])) == sorted(refused[name])
             offered = int((runs[name] != HOLE).sum()) if name in runs else 0
             assert result.added[name] == offered - len(refused[name])
-        assert result.match.device_pages == self.model.usable(keys, (Tier.DEVICE,))
-        assert result.match.usable_pages == self.model.usable(keys, TIERS)
+        covered = keys if runs else keys[:first]
+        assert result.match.device_pages == self.model.usable(covered, (Tier.DEVICE,))
+        assert result.match.usable_pages == self.model.usable(covered, TIERS)
 
     # Looking up
 

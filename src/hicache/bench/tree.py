@@ -163,7 +163,7 @@ def _one_request(tree: RadixTree, tokens: bytes, pages: int, times: Times, two_t
     d = _now()
     fresh = runs_for(tree.pools, cached, pages, page)
     e = _now()
-    result = tree.insert(NAMESPACE, tokens, cached, fresh)
+    result = tree.insert(NAMESPACE, tokens, cached, fresh, known=match)
     f = _now()
     tree.unpin(receipt)
     g = _now()

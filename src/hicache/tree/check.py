@@ -16,7 +16,7 @@ from hicache.tree.ledger import (
     loose_mask,
 )
 from hicache.tree.node import DEVICE, HELD, HOLEY, HOST, QUEUED, STRAY, USELESS, Node
-from hicache.tree.pins import KINDS
+from hicache.tree.pins import kind_of
 from hicache.tree.reach import last_boundary
 from hicache.tree.values import Pin
 from hicache.units import BoolArray
@@ -107,7 +107,7 @@ def _check_pins(core: Core, nodes: list[Node]) -> None:
                 _expect(end in here, "a pinned node has left the tree")
                 (here if receipt.pin is Pin.HERE and end is receipt.spine else some)[end] += 1
         for part in receipt.parts:
-            places = [PINS_PER_POOL * part.pool + KINDS[receipt.pin]]
+            places = [PINS_PER_POOL * part.pool + kind_of(receipt.pin)]
             places += [PINS_PER_POOL * pool + PIN_SOMEWHERE for pool in core.carriers[part.pool] if pool != core.lead]
             node: Node | None = part.node
             while node is not None and node.parent is not None and core.stop(node) > part.start:

@@ -128,13 +128,24 @@ def _fill_pool(
 
 
 def insert(
-    core: Core, root: Node, blocks: bytes, first: int, given: Given, length: int, tier: int, taken: Taken
+    core: Core,
+    root: Node,
+    met: list[Node],
+    blocks: bytes,
+    first: int,
+    given: Given,
+    length: int,
+    tier: int,
+    taken: Taken,
 ) -> list[Node]:
-    """Puts slots at pages `first` to `first` + `length` of a prefix, with new nodes as needed. Returns the path."""
+    """Puts slots at pages `first` to `first` + `length` of a prefix, with new nodes as needed. Returns the path.
+
+    `met`: nodes of the path, from the root down, that are known to be on it.
+    """
     block = core.block_bytes
     stop = first + length
     limit = stop * block
-    path, offset = walk(core, root, blocks, limit, True)
+    path, offset = walk(core, root, met, blocks, limit, True)
     known = offset // block
     for node in reversed(path):
         high = min(node.start + len(node.key) // block, stop)

@@ -1,6 +1,7 @@
 """Pins are counted at nodes and given back by receipt; what is pinned is known from the open receipts alone."""
 
 from hicache.errors import InvariantError
+from hicache.tree import runs
 from hicache.tree.core import Core
 from hicache.tree.ledger import (
     LAST_PAGE,
@@ -17,11 +18,16 @@ from hicache.tree.ledger import (
     raise_some,
     tally_loose,
 )
-from hicache.tree.node import Node
+from hicache.tree.node import HOST, Node
 from hicache.tree.shape import split
 from hicache.tree.values import Pin, PinPart, Receipt
 
-KINDS = {Pin.HERE: PIN_HERE, Pin.SOMEWHERE: PIN_SOMEWHERE, Pin.HOST: PIN_HOST}
+
+def kind_of(pin: Pin) -> int:
+    """A pin's place among the counts of a pool."""
+    if pin is Pin.HERE:
+        return PIN_HERE
+    return PIN_SOMEWHERE if pin is Pin.SOMEWHERE else PIN_HOST
 
 
 def node_ending_at(core: Core, node: Node, page: int) -> Node:
@@ -157,7 +163,7 @@ def _count(core: Core, part: PinPart, pin: Pin, start: int, stop: int, change: i
     if start >= stop:
         return
     extra = LAST_PAGE if part.last_page_only else 0
-    places = [PINS_PER_POOL * part.pool + KINDS[pin] + extra]
+    places = [PINS_PER_POOL * part.pool + kind_of(pin) + extra]
     for carrier in core.carriers[part.pool]:
         if carrier != core.lead:
             places.append(PINS_PER_POOL * carrier + PIN_SOMEWHERE + extra)
@@ -171,26 +177,54 @@ def _count(core: Core, part: PinPart, pin: Pin, start: int, stop: int, change: i
 
 
 def _count_node(core: Core, node: Node, places: list[int], change: int) -> None:
-    pools = {place // PINS_PER_POOL for place in places}
-    if core.lead in pools:
-        had_device = open_books(core, node)
-        _change(core, node, places, change)
-        close_books(core, node, had_device)
-        return
-    for pool in pools:
+    for place in places:
+        pool, what = divmod(place, PINS_PER_POOL)
+        pins = node.pins
+        counted = 0 if pins is None else pins[place]
+        if counted and counted + change:
+            assert pins is not None
+            pins[place] = counted + change
+        elif pool == core.lead:
+            had_device = open_books(core, node)
+            _change(core, node, place, change)
+            close_books(core, node, had_device)
+        else:
+            _switch(core, node, pool, what, change)
+
+
+def _switch(core: Core, node: Node, pool: int, what: int, change: int) -> None:
+    """Counts a loose pool's first pin of a kind, or gives back its last one."""
+    place = PINS_PER_POOL * pool + what
+    pins = node.pins
+    alone = pins is None or not (any(pins[place - what : place]) or any(pins[place + 1 : place - what + PINS_PER_POOL]))
+    if alone and what in (PIN_HERE, PIN_HERE + LAST_PAGE):
+        on_device, on_host = _kept_here(node, pool, what == PIN_HERE)
+        core.free[2 * pool] -= change * on_device
+        core.free[2 * pool + HOST] -= change * on_host
+        _change(core, node, place, change)
+    else:
         tally_loose(core, node, pool, -1)
-    _change(core, node, places, change)
-    for pool in pools:
+        _change(core, node, place, change)
         tally_loose(core, node, pool, 1)
-        if change < 0:
-            offer_loose(core, node, pool)
+    if change < 0:
+        offer_loose(core, node, pool)
 
 
-def _change(core: Core, node: Node, places: list[int], change: int) -> None:
+def _kept_here(node: Node, pool: int, whole: bool) -> tuple[int, int]:
+    """How many device and host slots of a pool a pin of device copies keeps, of the whole node or of its last page."""
+    device, host = node.device[pool], node.host[pool]
+    if whole:
+        doubles = 0 if host is None else runs.both(device, host)
+        return runs.count(device), runs.count(host) - doubles
+    on_device = device is not None and device[-1] != runs.HOLE_SIGN
+    on_host = host is not None and host[-1] != runs.HOLE_SIGN
+    return int(on_device), int(on_host and not on_device)
+
+
+def _change(core: Core, node: Node, place: int, change: int) -> None:
     pins = node.pins
     if pins is None:
         pins = node.pins = [0] * (PINS_PER_POOL * len(core.pools))
-    for place in places:
-        pins[place] += change
-    if not any(pins):
+    pins[place] += change
+    if not pins[place] and not any(pins):
         node.pins = None

@@ -78,6 +78,14 @@ def path_to(node: Node) -> list[Node]:
     return path
 
 
+def known_path(core: Core, path: Sequence[Node], pages: int) -> list[Node]:
+    """The nodes down to the last one of a matched path that is still in the tree and ends at or before page `pages`."""
+    for node in reversed(path):
+        if node.parent is not None and core.stop(node) <= pages:
+            return path_to(node)
+    return []
+
+
 def last_boundary(core: Core, node: Node, pages: int) -> int:
     """The most pages, up to `pages` of the prefix that ends in `node`, that can be resumed from any tier."""
     if core.holey:

@@ -9,7 +9,8 @@ from hicache.units import HOLE, BoolArray, Int32Array
 SLOT_BYTES = 4
 Run: TypeAlias = bytes | None
 
-_HOLE_SIGN = 0xFF
+HOLE_SIGN = 0xFF
+"""The last byte of a hole, and of no slot."""
 HOLE_RUN = b"\xff\xff\xff\xff"
 """A run of one hole."""
 _INT32 = np.dtype("<i4")
@@ -45,12 +46,12 @@ def mask(run: Run, pages: int) -> BoolArray:
 
 def count(run: Run) -> int:
     """How many pages have a slot."""
-    return 0 if run is None else len(run) // SLOT_BYTES - run[3::4].count(_HOLE_SIGN)
+    return 0 if run is None else len(run) // SLOT_BYTES - run[3::4].count(HOLE_SIGN)
 
 
 def has_holes(run: bytes) -> bool:
     """Whether a page of the run has no slot."""
-    return _HOLE_SIGN in run[3::4]
+    return HOLE_SIGN in run[3::4]
 
 
 def end(run: Run) -> int:
@@ -63,7 +64,7 @@ def leading(run: Run) -> int:
     if run is None:
         return 0
     signs = run[3::4]
-    hole = signs.find(_HOLE_SIGN)
+    hole = signs.find(HOLE_SIGN)
     return len(signs) if hole < 0 else hole
 
 
@@ -80,6 +81,9 @@ def both(first: Run, second: Run) -> int:
     """How many pages have a slot in both runs."""
     if first is None or second is None:
         return 0
+    signs = first[3::4]
+    if signs == second[3::4]:
+        return len(signs) - signs.count(HOLE_SIGN)
     return int(np.count_nonzero((array(first) >= 0) & (array(second) >= 0)))
 
 

@@ -13,20 +13,19 @@ from hicache.tree.core import Core
 from hicache.tree.freed import Freed
 from hicache.tree.node import DEVICE, HOST, Node
 from hicache.tree.policy import EvictionPolicy, Lru
-from hicache.tree.reach import any_prefix, device_prefix, resumable
+from hicache.tree.reach import any_prefix, device_prefix, known_path, resumable
 from hicache.tree.shape import KEY_BYTES, drop, pinned, remove, trim
 from hicache.tree.values import Eviction, InsertResult, Pin, Receipt, Span, TreeMatch, TreePool
 from hicache.tree.walk import blocks_of, walk
 from hicache.units import HOLE, BoolArray, Int32Array, PoolName, Tier
 
-_TIERS = {Tier.DEVICE: DEVICE, Tier.HOST: HOST}
-
 
 def _tier(tier: Tier) -> int:
-    number = _TIERS.get(tier)
-    if number is None:
-        raise InvariantError("the tree knows what is in device and host memory; what lies in storage has no node")
-    return number
+    if tier is Tier.DEVICE:
+        return DEVICE
+    if tier is Tier.HOST:
+        return HOST
+    raise InvariantError("the tree knows what is in device and host memory; what lies in storage has no node")
 
 
 class RadixTree:
@@ -80,7 +79,7 @@ class RadixTree:
         limit = len(blocks) // block
         if limit_pages is not None and limit_pages < limit:
             limit = limit_pages
-        path, offset = walk(core, root, blocks, limit * block, False)
+        path, offset = walk(core, root, [], blocks, limit * block, False)
         return self._match_of(namespace, path, offset // block)
 
     def _match_of(self, namespace: bytes, path: Sequence[Node], pages: int) -> TreeMatch:
@@ -272,10 +271,13 @@ class RadixTree:
         first_page: int,
         runs_by_pool: Mapping[PoolName, Int32Array],
         tier: Tier = Tier.DEVICE,
+        *,
+        known: TreeMatch | None = None,
     ) -> InsertResult:
         """Gives the tree slots for pages `first_page` on of a prefix: one per page and pool, HOLE where there is none.
 
         Pages without a copy in that tier take theirs; the rest comes back as duplicates, and stays the caller's.
+        `known`: a match of a prefix of the same tokens, which spares finding it again.
         Raises InvariantError if the runs differ in length or `tokens` are too few.
         """
         core = self._core
@@ -289,7 +291,8 @@ class RadixTree:
             root = self._root(namespace)
             core.roots[namespace] = root
         taken = fill.Taken(core)
-        path = fill.insert(core, root, blocks, first_page, given, length, _tier(tier), taken)
+        met = [] if known is None else known_path(core, known.path, min(known.pages, pages))
+        path = fill.insert(core, root, met, blocks, first_page, given, length, _tier(tier), taken)
         if not root.children:
             core.roots.pop(namespace, None)
         added = {pool.name: count for pool, count in zip(core.pools, taken.added, strict=True)}

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 from hicache.coverage import Coverage
 from hicache.tree.node import Node
@@ -55,8 +56,7 @@ class TreeMatch:
     usable_pages: int
 
 
-@dataclass(frozen=True, slots=True)
-class PinPart:
+class PinPart(NamedTuple):
     """One pool's share of a receipt: pages `start` to `stop` of the prefix that ends in `node`."""
 
     pool: int

@@ -22,17 +22,19 @@ def blocks_of(core: Core, tokens: bytes) -> bytes:
     return view.tobytes()
 
 
-def walk(core: Core, root: Node, blocks: bytes, limit: int, cut: bool) -> tuple[list[Node], int]:
+def walk(core: Core, root: Node, path: list[Node], blocks: bytes, limit: int, cut: bool) -> tuple[list[Node], int]:
     """Follows `blocks` up to byte `limit` (whole blocks). Returns the nodes met and how many bytes are in the tree.
+
+    `path`: the nodes from below the root on that are known to be met; those met after them are added to it.
 
     The last node may be met in part only; with `cut` it is split there if the prompt goes another way.
     """
-    path: list[Node] = []
     append = path.append
     startswith = blocks.startswith
     block = core.block_bytes
-    children = root.children
-    offset = 0
+    last = path[-1] if path else root
+    children = last.children
+    offset = core.stop(last) * block
     while offset < limit:
         node = children.get(blocks[offset : offset + block])
         if node is None:
