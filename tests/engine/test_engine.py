@@ -139,6 +139,7 @@ def test_close_ends_what_runs_and_later_use_says_closed(checkpoint, cache_folder
 
 def test_a_bug_stops_the_engine_visibly(checkpoint, cache_folder):
     with running(settings(checkpoint, cache_folder)) as engine:
+        assert engine.alive
         stream = engine.submit(prompt(10), SamplingParams(max_tokens=500))
 
         def bug(core):
@@ -150,6 +151,7 @@ def test_a_bug_stops_the_engine_visibly(checkpoint, cache_folder):
         assert last.finish_reason == "error"
         assert last.error is not None and "two owners" in last.error
         assert "two owners" in engine.health()[0]
+        assert not engine.alive
         with pytest.raises(ClosedError, match="two owners"):
             engine.submit(prompt(10), SamplingParams(max_tokens=1))
 

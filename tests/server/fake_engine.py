@@ -140,6 +140,7 @@ class FakeEngine:
         self.gate = threading.Event()
         self.gate.set()
         self.degraded: tuple[str, ...] = ()
+        self.alive = True
         self.refusal: Exception | None = None
         self.stream_class: type[FakeStream] = FakeStream
         self._seen: set[tuple[int, ...]] = set()

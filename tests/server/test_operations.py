@@ -44,6 +44,14 @@ def test_health_lists_what_is_degraded(http: httpx.Client, engine: FakeEngine) -
     assert response.json() == {"status": "degraded", "degraded": ["storage: disk full"]}
 
 
+def test_health_fails_once_the_engine_has_stopped(http: httpx.Client, engine: FakeEngine) -> None:
+    engine.alive = False
+    engine.degraded = ("the engine has stopped: a bug",)
+    response = http.get("/health")
+    assert response.status_code == 503
+    assert response.json() == {"status": "stopped", "degraded": ["the engine has stopped: a bug"]}
+
+
 def test_metrics_count_tokens_by_tier_with_their_denominator(http: httpx.Client) -> None:
     before = {name: metric(http, name) for name in COUNTS}
     http.post("/v1/completions", json=PROMPT)

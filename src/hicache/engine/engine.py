@@ -144,6 +144,11 @@ class Engine:
         """The numbers a moment ago: taken between steps, every quarter of a second while requests run."""
         return self._stats
 
+    @property
+    def alive(self) -> bool:
+        """Whether it still runs requests. False for good after a bug in the cache's accounting, or after `close`."""
+        return self._failure is None and not self._closing
+
     def health(self) -> tuple[str, ...]:
         """One sentence for each thing that is degraded; empty when all is well."""
         if self._failure is not None:

@@ -70,9 +70,11 @@ def _add_openai(app: FastAPI, context: ServerContext) -> None:
 def _add_operations(app: FastAPI, context: ServerContext) -> None:
     @app.get("/health")
     async def health() -> Response:
-        """Always 200 while the process answers: what is degraded is listed, and serving goes on without it."""
-        degraded = context.engine.health()
-        return JSONResponse({"status": "degraded" if degraded else "ok", "degraded": list(degraded)})
+        """200 while requests are answered: what is degraded is listed, and serving goes on without it. Else 503."""
+        degraded = list(context.engine.health())
+        if not context.engine.alive:
+            return JSONResponse({"status": "stopped", "degraded": degraded}, status_code=503)
+        return JSONResponse({"status": "degraded" if degraded else "ok", "degraded": degraded})
 
     @app.get("/metrics")
     async def metrics() -> Response:

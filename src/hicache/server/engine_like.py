@@ -86,6 +86,11 @@ class EngineLike(Protocol):
 
     def submit(self, prompt_ids: Sequence[int], params: SamplingParams) -> StreamLike: ...
 
+    @property
+    def alive(self) -> bool:
+        """Whether it can still answer requests."""
+        ...
+
     def health(self) -> tuple[str, ...]:
         """What is degraded, a line each; empty when all is well."""
         ...
