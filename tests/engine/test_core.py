@@ -93,13 +93,13 @@ def test_another_salt_shares_nothing(bench):
 
 
 def test_requests_that_come_together_compute_a_shared_prefix_once(bench, alone):
-    head = prompt(128)
+    head = prompt(104)
     prompts = [head + prompt(10, seed=seed) for seed in range(1, 6)]
     answers = [bench.add(ids) for ids in prompts]
     bench.run()
     assert [answer.tokens for answer in answers] == [alone(ids) for ids in prompts]
-    assert [answer.cached["device"] for answer in answers] == [0, 128, 128, 128, 128]
-    assert bench.core.stats().prefill_tokens == 128 + 5 * 10
+    assert [answer.cached["device"] for answer in answers] == [0, 104, 104, 104, 104]
+    assert bench.core.stats().prefill_tokens == 104 + 5 * 10
 
 
 def test_a_long_prompt_does_not_stop_others_from_decoding(bench):
@@ -120,6 +120,9 @@ def test_a_step_computes_no_more_prompt_tokens_than_a_chunk(bench):
     assert bench.core.stats().prefill_tokens == 64
     bench.core.step()
     assert bench.core.stats().prefill_tokens == 128
+    bench.add(prompt(100, seed=1))
+    bench.core.step()
+    assert bench.core.stats().prefill_tokens == 192
     bench.run()
 
 

@@ -38,6 +38,21 @@ def test_an_async_loop_gets_all():
         thread.join()
 
 
+def test_an_async_loop_that_waits_is_woken():
+    async def read() -> list[Chunk]:
+        stream = Stream(lambda: None)
+
+        async def all_chunks() -> list[Chunk]:
+            return [chunk async for chunk in stream]
+
+        reader = asyncio.create_task(all_chunks())
+        await asyncio.sleep(0)
+        await asyncio.to_thread(feed(stream).join)
+        return await asyncio.wait_for(reader, 10)
+
+    assert asyncio.run(read()) == CHUNKS
+
+
 def test_what_one_loop_left_the_next_one_gets():
     async def read() -> list[Chunk]:
         stream, got = Stream(lambda: None), []

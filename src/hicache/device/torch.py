@@ -59,7 +59,8 @@ class TorchDevicePool:
         """A view of one tensor of one layer: [slots, tokens_per_slot, *shape], rows apart in page-first pools."""
         view = self._tensors.get((layer, tensor))
         if view is None:
-            view = self._tensors[layer, tensor] = self._view(layer, tensor)
+            with torch.inference_mode(False):  # else what first asks under inference mode makes it read-only outside
+                view = self._tensors[layer, tensor] = self._view(layer, tensor)
         return view
 
     def gather(self, layer: int, tensor: int, slots: torch.Tensor, out: torch.Tensor) -> None:
