@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -154,6 +155,27 @@ def test_a_bug_stops_the_engine_visibly(checkpoint, cache_folder):
         assert not engine.alive
         with pytest.raises(ClosedError, match="two owners"):
             engine.submit(prompt(10), SamplingParams(max_tokens=1))
+
+
+def test_who_waits_for_an_engine_that_stops_is_told(checkpoint, cache_folder):
+    entered, go_on = threading.Event(), threading.Event()
+
+    def bug(core):
+        entered.set()
+        go_on.wait(10)
+        raise InvariantError("two owners")
+
+    with running(settings(checkpoint, cache_folder)) as engine, ThreadPoolExecutor(2) as callers:
+        first = callers.submit(engine.call, bug)
+        entered.wait(10)
+        stream = engine.submit(prompt(10), SamplingParams(max_tokens=5))
+        second = callers.submit(engine.call, lambda core: None, 10)
+        while len(engine._inbox) < 2:
+            pass
+        go_on.set()
+        assert isinstance(first.exception(10), InvariantError)
+        assert isinstance(second.exception(10), ClosedError)
+        assert collect(stream)[1].finish_reason == "error"
 
 
 def test_an_error_in_a_call_is_the_callers(engine):
