@@ -65,6 +65,17 @@ def test_slots_are_known_at_once_and_bytes_come_later(model):
     ends(world, hand, match)
 
 
+def test_a_short_result_stays_short_when_slots_are_lent_beyond_it():
+    world, hand = on_host()
+    match = world.cache.match_prefix(PROMPT, world.namespace)
+    load = world.cache.load_back(match)
+    hand.run(Load, bad={"kv": [2]})
+    world.cache.poll()
+    assert world.cache.allocate(match, 4 * PAGE + 1) is not None
+    assert load.result() == 2 * PAGE < load.tokens
+    ends(world, hand, match)
+
+
 @pytest.mark.parametrize("model", sorted(MODELS))
 def test_two_requests_share_one_load(model):
     world, hand = on_host(model)

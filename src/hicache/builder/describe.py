@@ -8,7 +8,7 @@ from hicache.coverage import Checkpoint, Coverage, Full
 from hicache.errors import ConfigError
 from hicache.layout import PoolGeometry, TensorSpec
 
-FULL_ATTENTION = ("llama", "qwen2", "qwen3", "mistral", "olmo2", "granite", "starcoder2", "smollm3", "ministral")
+FULL_ATTENTION = ("llama", "qwen2", "qwen3", "mistral", "olmo2", "granite", "starcoder2", "smollm3")
 """Model types of transformers whose layers are all full attention, K and V per head, unless a config says otherwise."""
 
 _OTHER_STATE = {

@@ -37,10 +37,9 @@ class Load:
     def result(self) -> int:
         """Block until the load has ended; the tokens that are really there, `tokens` if all went well.
 
-        When they are fewer, what was computed on top is void, and the slots that were lent beyond are gone:
-        drop the step and plan the request again.
+        When they are fewer, what was computed on top is void: drop the step and plan the request again.
         """
         for progress in self._progress:
             progress.wait_end(self._timeout_s)
         self._settle(self._match)
-        return 0 if self._ran_ahead else min(self.tokens, self._match.length_tokens)
+        return 0 if self._ran_ahead else min(self.tokens, self._match.shared_tokens)

@@ -66,6 +66,11 @@ class Match:
         return {tier.value: tokens for tier, tokens in self._cached.items()}
 
     @property
+    def shared_tokens(self) -> int:
+        """Tokens whose pages it has from the tree, or will have once its load has settled."""
+        return self._span.stop * self._page_size
+
+    @property
     def page_count(self) -> int:
         """How many pages the account has slots for."""
         return self._span.stop + self._lent_pages

@@ -55,6 +55,11 @@ class UnifiedRadixCache:
         """What moves the pages."""
         return self._controller
 
+    @property
+    def in_flight(self) -> int:
+        """Transfers that have not settled yet: `poll` has something to wait for."""
+        return len(self._controller.state.dispatcher)
+
     def prefetch(self, tokens: Tokens, namespace: Namespace, timeout_s: float | None = None) -> Prefetch:
         """Fetch in the background what memory lacks of a prompt and storage has; `done` after `timeout_s` at most.
 

@@ -94,7 +94,7 @@ class EngineCore:
     @property
     def transfers_in_flight(self) -> int:
         """Copies between tiers that `step` must settle, with requests or without."""
-        return len(self.cache.controller.state.dispatcher)
+        return self.cache.in_flight
 
     def stats(self) -> CoreStats:
         """The numbers now."""
