@@ -67,8 +67,8 @@ class Match:
 
     @property
     def shared_tokens(self) -> int:
-        """Tokens whose pages it has from the tree, or will have once its load has settled."""
-        return self._span.stop * self._page_size
+        """Tokens whose pages it has from the tree, or will have once its load has settled. 0 once it was released."""
+        return self._span.stop * self._page_size if self._open else 0
 
     @property
     def page_count(self) -> int:
