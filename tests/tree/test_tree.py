@@ -1,4 +1,5 @@
 import hashlib
+from typing import Any
 
 import numpy as np
 import pytest
@@ -255,7 +256,7 @@ def test_stored_marks_are_per_pool_and_attachment_and_follow_splits():
     ],
 )
 def test_s10_equal_tokens_in_another_namespace_are_other_pages(change: dict[str, str]):
-    base = {"model": "m", "weights": "w", "dtype": "bfloat16", "page_size": PAGE, "geometry": "g"}
+    base: dict[str, Any] = {"model": "m", "weights": "w", "dtype": "bfloat16", "page_size": PAGE, "geometry": "g"}
     ours = Namespace(**base).fingerprint
     other = Namespace(**{**base, **change}).fingerprint
     tree = tree_of()
@@ -274,7 +275,7 @@ def test_s10_equal_tokens_in_another_namespace_are_other_pages(change: dict[str,
 
 
 def test_s10_an_adapter_named_as_a_salt_is_not_that_salt():
-    base = {"model": "m", "weights": "w", "dtype": "bfloat16", "page_size": PAGE, "geometry": "g"}
+    base: dict[str, Any] = {"model": "m", "weights": "w", "dtype": "bfloat16", "page_size": PAGE, "geometry": "g"}
     tree = tree_of()
     tree.insert(Namespace(**base, adapter="X").fingerprint, tokens("ab"), 0, {"kv": slots(0, 1)})
     assert tree.match(Namespace(**base, salt="X").fingerprint, tokens("ab")).pages == 0

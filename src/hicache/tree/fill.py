@@ -100,6 +100,10 @@ def _fill_full(core: Core, node: Node, tier: int, offset: int, given: Given, tak
 
 
 def _fill_loose(core: Core, node: Node, pool: int, tier: int, offset: int, run: bytes, taken: Taken) -> None:
+    held = (node.host if tier == HOST else node.device)[pool]
+    if held is not None and held[4 * offset + 3 : 4 * offset + len(run) : 4] == run[3::4]:
+        taken.refused[pool].append(run)
+        return
     size = core.size(node)
     length = len(run) // runs.SLOT_BYTES
     carried = np.ones(length, np.bool_)

@@ -4,7 +4,7 @@ import numpy as np
 
 from hicache.tree import runs
 from hicache.tree.core import CLEAN, DIRTY, DUPLICATE, ONLY, QUEUES_PER_POOL, USELESS_DEVICE, USELESS_HOST, Core
-from hicache.tree.node import DEVICE, HELD, HOLEY, HOST, USELESS, Node
+from hicache.tree.node import DEVICE, HELD, HOLEY, HOST, QUEUED, USELESS, Node
 from hicache.tree.reach import last_boundary
 from hicache.units import BoolArray
 
@@ -14,6 +14,11 @@ PIN_HOST = 2
 LAST_PAGE = 3
 """Added to a kind: only the node's last page is pinned."""
 PINS_PER_POOL = 6
+
+ON_DEVICE = QUEUED << DIRTY
+ON_HOST = QUEUED << ONLY
+IN_BOTH = QUEUED << CLEAN | QUEUED << DUPLICATE | ON_DEVICE | ON_HOST
+"""Flags of the first pool's queues that a node may have to be in, by the tiers that have something of it."""
 
 
 def open_books(core: Core, node: Node) -> bool:
@@ -45,14 +50,21 @@ def book_leaf(core: Core, node: Node, tier: int, pages: int) -> None:
         tell_parents(core, node, 1)
     else:
         node.host_pages = pages
-    core.free[2 * lead + tier] += pages
+    free = core.free
+    free[2 * lead + tier] += pages
+    kind = DIRTY if tier == DEVICE else ONLY
+    push = core.queues.push
+    push(QUEUES_PER_POOL * lead + kind, node)
+    held = node.device if tier == DEVICE else node.host
+    for pool, _ in core.loose:
+        run = held[pool]
+        if run is not None:
+            free[2 * pool + tier] += runs.count(run)
+            push(QUEUES_PER_POOL * pool + kind, node)
     if core.loose or core.holey:
-        for pool, _ in core.loose:
-            tally_loose(core, node, pool, 1)
         renew_use(core, node)
-        offer(core, node)
-        return
-    core.queues.push(QUEUES_PER_POOL * lead + (DIRTY if tier == DEVICE else ONLY), node)
+        if node.flags & USELESS:
+            offer(core, node)
 
 
 def book_split(core: Core, node: Node, head: Node) -> None:
@@ -323,19 +335,21 @@ def _offer_lead(core: Core, node: Node, lead: int) -> None:
 
 
 def _offer_loose(core: Core, node: Node, pool: int) -> None:
-    push = core.queues.push
     at = QUEUES_PER_POOL * pool
-    device, host = node.device[pool], node.host[pool]
-    if device is not None:
-        if host is not None:
-            push(at + CLEAN, node)
-            push(at + DUPLICATE, node)
-        push(at + DIRTY, node)
-    if host is not None:
-        push(at + ONLY, node)
+    if node.host[pool] is None:
+        wanted = ON_DEVICE
+    elif node.device[pool] is None:
+        wanted = ON_HOST
+    else:
+        wanted = IN_BOTH
+    missing = (wanted << at) & ~node.flags
+    if missing:
+        for kind in (CLEAN, DIRTY, DUPLICATE, ONLY):
+            if missing & (QUEUED << (at + kind)):
+                core.queues.push(at + kind, node)
     if pool == core.main and node.flags & USELESS:
-        push(at + USELESS_DEVICE, node)
-        push(at + USELESS_HOST, node)
+        core.queues.push(at + USELESS_DEVICE, node)
+        core.queues.push(at + USELESS_HOST, node)
 
 
 def offer_loose(core: Core, node: Node, pool: int) -> None:

@@ -56,6 +56,21 @@ def cut_before(core: Core, node: Node, page: int) -> None:
         split(core, node, page)
 
 
+def window_start(core: Core, node: Node, pool: int, page: int) -> int:
+    """Where the pins of a window that starts at absolute `page` start: there, or before it where the pool has nothing.
+
+    A node is split only if a page that need not be pinned would be pinned with it.
+    """
+    while node.start > page and node.parent is not None:
+        node = node.parent
+    before = page - node.start
+    for run in (node.device[pool], node.host[pool]):
+        if run is not None and runs.or_none(run[: 4 * before]) is not None:
+            split(core, node, page)
+            return page
+    return node.start
+
+
 def pin_resumption(core: Core, node: Node, pin: Pin, pages: int, start: int) -> Receipt:
     """Pins what every pool needs, from page `start` on, to resume after `pages` pages of `node`'s prefix."""
     if pages <= start:
@@ -66,11 +81,9 @@ def pin_resumption(core: Core, node: Node, pin: Pin, pages: int, start: int) -> 
         first = max(start, pages - reach, 0)
         if first >= pages:
             continue
-        if reach == 1:
-            parts.append(PinPart(pool, end, first, pages, True))
-        else:
-            cut_before(core, end, first)
-            parts.append(PinPart(pool, end, first, pages, False))
+        if reach > 1:
+            first = window_start(core, end, pool, first)
+        parts.append(PinPart(pool, end, first, pages, reach == 1))
     return _pin(core, pin, end, start, tuple(parts), core.lead is not None)
 
 
@@ -178,18 +191,19 @@ def _count(core: Core, part: PinPart, pin: Pin, start: int, stop: int, change: i
 
 def _count_node(core: Core, node: Node, places: list[int], change: int) -> None:
     for place in places:
-        pool, what = divmod(place, PINS_PER_POOL)
         pins = node.pins
         counted = 0 if pins is None else pins[place]
         if counted and counted + change:
             assert pins is not None
             pins[place] = counted + change
-        elif pool == core.lead:
+            continue
+        pool = place // PINS_PER_POOL
+        if pool == core.lead:
             had_device = open_books(core, node)
             _change(core, node, place, change)
             close_books(core, node, had_device)
         else:
-            _switch(core, node, pool, what, change)
+            _switch(core, node, pool, place - pool * PINS_PER_POOL, change)
 
 
 def _switch(core: Core, node: Node, pool: int, what: int, change: int) -> None:
@@ -214,11 +228,13 @@ def _kept_here(node: Node, pool: int, whole: bool) -> tuple[int, int]:
     """How many device and host slots of a pool a pin of device copies keeps, of the whole node or of its last page."""
     device, host = node.device[pool], node.host[pool]
     if whole:
-        doubles = 0 if host is None else runs.both(device, host)
-        return runs.count(device), runs.count(host) - doubles
-    on_device = device is not None and device[-1] != runs.HOLE_SIGN
-    on_host = host is not None and host[-1] != runs.HOLE_SIGN
-    return int(on_device), int(on_host and not on_device)
+        on_device = 0 if device is None else runs.count(device)
+        if host is None:
+            return on_device, 0
+        return on_device, runs.count(host) - runs.both(device, host)
+    if device is not None and device[-1] != runs.HOLE_SIGN:
+        return 1, 0
+    return 0, int(host is not None and host[-1] != runs.HOLE_SIGN)
 
 
 def _change(core: Core, node: Node, place: int, change: int) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from hicache.tree.core import Core
 from hicache.tree.node import Node
-from hicache.tree.runs import Run, either, leading
+from hicache.tree.runs import HOLE_SIGN, Run, either, leading
 
 
 def resumable(core: Core, node: Node, pages: int, any_tier: bool) -> int:
@@ -12,12 +12,25 @@ def resumable(core: Core, node: Node, pages: int, any_tier: bool) -> int:
 
     Pools of full coverage are taken to be there up to `pages`. `any_tier`: count host copies as well.
     """
+    if pages and _held_at_end(core, node, pages):
+        return pages
     settled = -1
     while pages and pages != settled:
         settled = pages
         for pool, reach in core.loose:
             pages = _covered(core, node, pool, reach, pages, any_tier)
     return pages
+
+
+def _held_at_end(core: Core, node: Node, pages: int) -> bool:
+    """Whether the device copies in `node` alone are all that the loose pools need to resume at `pages`: often so."""
+    stop = 4 * (pages - node.start)
+    for pool, reach in core.loose:
+        run = node.device[pool]
+        first = stop - 4 * reach
+        if run is None or first < 0 or len(run) < stop or HOLE_SIGN in run[first + 3 : stop : 4]:
+            return False
+    return True
 
 
 def _covered(core: Core, node: Node, pool: int, reach: int, pages: int, any_tier: bool) -> int:
