@@ -4,6 +4,7 @@ import hashlib
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -15,9 +16,8 @@ from hicache.coverage import Checkpoint, Window
 from hicache.device.array import ArrayDevicePool
 from hicache.keys import Namespace
 from hicache.layout import PoolGeometry, TensorSpec
-from hicache.storage import PageStore, StorageBackend
+from hicache.storage import PageStore
 from hicache.testing.simulator import FaultRates, SimulatedExecutor
-from hicache.transfer import Executor
 from hicache.units import HOLE, ByteArray, DeviceSlots, HostSlots, Tier
 
 PAGE = 4
@@ -80,8 +80,8 @@ class World:
     model: ModelDescription = ONE_POOL
     device_pages: int = 16
     host_pages: int = 32
-    executor: Executor = field(default_factory=lambda: SimulatedExecutor(0, FaultRates(start=1.0)))
-    backend: StorageBackend | None = None
+    executor: Any = field(default_factory=lambda: SimulatedExecutor(0, FaultRates(start=1.0)))
+    backend: Any = None
     write_policy: str = "write_through"
     timeout_s: float = 1e-9
     batch_pages: int = 2
@@ -197,20 +197,20 @@ class World:
         entry = self.cache.controller.mem_pool_host.get_entry(name.split(".")[0])
         return entry.derived_from or entry.name
 
-    def _device_pools(self):  # type: ignore[no-untyped-def]
+    def _device_pools(self):
         for entry in self.cache.controller.mem_pool_host.entries:
             yield entry.name, entry.device_pool
             for index, draft in enumerate(entry.packed_draft_device_pools):
                 yield f"{entry.name}.draft{index}", draft
 
-    def _write(self, name: str, pool, run: np.ndarray, prompt: bytes) -> None:  # type: ignore[no-untyped-def]
+    def _write(self, name: str, pool, run: np.ndarray, prompt: bytes) -> None:
         pages = np.flatnonzero(run != HOLE)
         content = self._content(name, pool, prompt, pages.tolist())
         rows = HostSlots(np.arange(len(pages), dtype=np.int32))
         for layer in range(len(pool.geometry.layers)):
             pool.load_layer(DeviceSlots(run[pages]), content, rows, layer)
 
-    def _content(self, name: str, pool, prompt: bytes, pages: Sequence[int]) -> ByteArray:  # type: ignore[no-untyped-def]
+    def _content(self, name: str, pool, prompt: bytes, pages: Sequence[int]) -> ByteArray:
         return (
             np.stack(
                 [

@@ -37,7 +37,7 @@ def test_a_host_slot_that_is_freed_while_it_is_cached(world: World):
         world.cache.audit()
 
 
-def test_a_slot_that_is_freed_and_handed_out_again_has_two_owners(world: World):
+def test_a_slot_that_is_freed_and_handed_out_again_has_two_owners(world):
     slot = cached_slot(world, Tier.DEVICE)
     allocator = world.cache._device_allocators["kv"]
     free = allocator.alloc(allocator.available)

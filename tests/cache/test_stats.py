@@ -1,6 +1,7 @@
 """Stats add up at any moment; health says what is degraded; a closed cache says so."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -120,7 +121,7 @@ def test_a_store_that_cannot_be_closed_does_not_keep_the_memory():
         group.alloc(1)
 
 
-CALLS: dict[str, Callable[[World], object]] = {
+CALLS: dict[str, Callable[[Any], object]] = {
     "prefetch": lambda world: world.cache.prefetch(PROMPT, world.namespace),
     "cancel_prefetch": lambda world: world.cache.cancel_prefetch(world.ticket),
     "match_prefix": lambda world: world.cache.match_prefix(PROMPT, world.namespace),
@@ -139,7 +140,7 @@ CALLS: dict[str, Callable[[World], object]] = {
 
 @pytest.mark.parametrize("call", sorted(CALLS))
 def test_a_closed_cache_says_so(call):
-    world = World()
+    world: Any = World()
     world.match = world.cache.match_prefix(PROMPT, world.namespace)
     world.ticket = world.cache.prefetch(PROMPT, world.namespace)
     world.cache.close()

@@ -24,8 +24,8 @@ IDS = [1, 2**32 - 1]
         np.array(IDS, ">u4"),
         np.array(IDS, np.int64),
         np.array([1, 0, 2**32 - 1], np.uint64)[::2],
-        memoryview(np.array(IDS, np.int64)),
-        memoryview(np.array(IDS, np.uint32)),
+        np.array(IDS, np.int64).data,
+        np.array(IDS, np.uint32).data,
         array.array("q", IDS),
     ],
 )

@@ -24,7 +24,7 @@ def test_sizes_are_given_as_text_and_held_in_bytes():
 def test_settings_are_frozen_values():
     config = CacheConfig()
     with pytest.raises(Exception, match="frozen"):
-        config.page_size = 32  # type: ignore[misc]
+        config.page_size = 32
     assert config == CacheConfig()
     assert config.page_size == 16
 

@@ -1,6 +1,7 @@
 """The controller under seeded faults, against the plainest model: the bytes of a page follow from its tokens."""
 
 import logging
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -25,7 +26,7 @@ def quiet(caplog: pytest.LogCaptureFixture) -> None:
 class ControllerMachine(RuleBasedStateMachine):
     """Every call of the driver is a rule; `burst` makes many of them."""
 
-    driver: Driver | None = None
+    driver: Any = None
 
     @initialize(
         seed=st.integers(0, 2**32 - 1),

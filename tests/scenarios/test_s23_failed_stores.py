@@ -48,7 +48,7 @@ def test_the_hit_is_the_good_prefix_and_the_rest_is_tried_again(model, bad):
         world.check(match)
         world.cache.release(match)
         hand.settle(world.cache.poll)
-        return match.cached_tokens["storage"]
+        return int(match.cached_tokens["storage"])
 
     assert from_storage() == min(bad) * PAGE
     world.serve(PROMPT)
@@ -75,6 +75,6 @@ def test_a_prompt_that_is_whole_in_memory_is_stored_at_its_next_use():
     world.idle()
 
 
-def _held(backend: FaultyBackend, pages: int) -> int:
+def _held(backend, pages):
     """Bytes that the store really holds, without the headers."""
     return backend.inner.used_bytes - pages * HEADER_BYTES

@@ -42,7 +42,8 @@ def served(folder: Path, model: str, seed: str) -> dict[str, int]:
     environment = os.environ | {"PYTHONHASHSEED": seed}
     done = subprocess.run(command, env=environment, capture_output=True, timeout=120, cwd=REPOSITORY, check=False)
     assert done.returncode == 0, done.stderr.decode()
-    return json.loads(done.stdout)
+    cached: dict[str, int] = json.loads(done.stdout)
+    return cached
 
 
 @pytest.mark.parametrize("model", sorted(MODELS))

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -161,7 +161,7 @@ class Stage:
         return ended
 
 
-EXECUTORS = {
+EXECUTORS: dict[str, Callable[[], Executor]] = {
     "threads": ThreadExecutor,
     "one fetch thread": lambda: ThreadExecutor(1),
     "simulated": lambda: SimulatedExecutor(7, FaultRates(start=0.5)),
