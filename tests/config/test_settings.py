@@ -13,7 +13,7 @@ cache.storage_url           --storage-url           HICACHE_STORAGE_URL
 cache.storage_size          --storage-size          HICACHE_STORAGE_SIZE
 cache.write_policy          --write-policy          HICACHE_WRITE_POLICY
 cache.eviction_policy       --eviction-policy       HICACHE_EVICTION_POLICY
-cache.transfer_workers      --transfer-workers      HICACHE_TRANSFER_WORKERS
+cache.fetch_workers         --fetch-workers         HICACHE_FETCH_WORKERS
 cache.transfer_timeout_s    --transfer-timeout-s    HICACHE_TRANSFER_TIMEOUT_S
 cache.prefetch_timeout_s    --prefetch-timeout-s    HICACHE_PREFETCH_TIMEOUT_S
 cache.prefetch_batch_pages  --prefetch-batch-pages  HICACHE_PREFETCH_BATCH_PAGES

@@ -63,7 +63,7 @@ def build_kv_cache(
             entries,
             model.layer_count,
             ControllerConfig(config.page_size, config.write_policy, config.prefetch_batch_pages),
-            executor if executor is not None else ThreadExecutor(config.transfer_workers),
+            executor if executor is not None else ThreadExecutor(config.fetch_workers),
             clock=clock,
             agree=agree if agree is not None else OneRank(),
             policy=Lru(),

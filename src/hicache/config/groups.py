@@ -72,7 +72,7 @@ class CacheConfig(Group):
         "write_through", description="Copy pages to host memory when they are computed, or when they are evicted."
     )
     eviction_policy: Literal["lru"] = Field("lru", description="Which pages go first when a tier is full.")
-    transfer_workers: int = Field(2, gt=0, le=64, description="Threads that copy between tiers.")
+    fetch_workers: int = Field(2, gt=0, le=64, description="Threads that read from the store; copies have theirs.")
     transfer_timeout_s: Seconds = Field(30.0, description="A copy that takes longer is given up, in seconds.")
     prefetch_timeout_s: Seconds = Field(10.0, description="How long a request waits for its stored pages, in seconds.")
     prefetch_batch_pages: int = Field(32, gt=0, description="Pages that are fetched from the store in one call.")
