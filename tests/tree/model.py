@@ -165,12 +165,19 @@ class Model:
         other = Tier.HOST if tier is Tier.DEVICE else Tier.DEVICE
         resident = self.resident()
         found: set[Key] = set()
+        pinned = {
+            prefix
+            for pin in self.pins.values()
+            for keys in pin.pages.values()
+            for key in keys
+            for prefix in self.prefix(key)
+        }
         for leaf in resident:
             if any(leaf in self.prefix(below) for below in resident if below != leaf):
                 continue
             keys = self.prefix(leaf)
             for page in reversed(keys[self.usable(keys, TIERS) :]):
-                if any(below not in found for below in self.deeper(page)):
+                if page in pinned or any(below not in found for below in self.deeper(page)):
                     break
                 found.add(page)
                 if any(page in held for held in self.slots[other].values()):

@@ -152,14 +152,17 @@ class TreeMachine(RuleBasedStateMachine):
         pin=st.sampled_from(list(Pin)),
         part=fractions,
         start_part=fractions,
+        squeeze=st.booleans(),
     )
-    def pin(self, namespace: bytes, path: Path, pin: Pin, part: int, start_part: int) -> None:
+    def pin(self, namespace: bytes, path: Path, pin: Pin, part: int, start_part: int, squeeze: bool) -> None:
         match, keys = self.match(namespace, path)
         pages = match.pages - match.pages * part // 8
         start = pages * start_part // 16
         receipt = self.tree.pin(match, pin, pages, start)
         self.receipts.append(receipt)
         self.model.pin(receipt.serial, pin, self.model.required(keys, start, pages))
+        if squeeze:
+            self.evict_everything()
 
     @rule(
         namespace=namespaces,
@@ -168,9 +171,17 @@ class TreeMachine(RuleBasedStateMachine):
         part=fractions,
         start_part=fractions,
         numbers=st.none() | st.sets(st.integers(0, 3), min_size=1),
+        squeeze=st.booleans(),
     )
     def pin_span(
-        self, namespace: bytes, path: Path, pin: Pin, part: int, start_part: int, numbers: set[int] | None
+        self,
+        namespace: bytes,
+        path: Path,
+        pin: Pin,
+        part: int,
+        start_part: int,
+        numbers: set[int] | None,
+        squeeze: bool,
     ) -> None:
         match, keys = self.match(namespace, path)
         stop = match.pages - match.pages * part // 8
@@ -180,6 +191,13 @@ class TreeMachine(RuleBasedStateMachine):
         self.receipts.append(receipt)
         pages = set(keys[start:stop])
         self.model.pin(receipt.serial, pin, dict.fromkeys(names or self.names, pages))
+        if squeeze:
+            self.evict_everything()
+
+    def evict_everything(self) -> None:
+        for tier in TIERS:
+            self.evict(self.main, tier, 1000, True)
+            self.tree.check()
 
     @precondition(lambda self: self.receipts)
     @rule(which=st.integers(0, 99))
@@ -216,7 +234,7 @@ class TreeMachine(RuleBasedStateMachine):
 
     def evict(self, name: str, tier: Tier, count: int, drop_dirty: bool) -> None:
         could = self.tree.evictable(name, tier)
-        spendable = self.model.useless(tier) if not self.model.pins and name in self.model.full else 0
+        spendable = self.model.useless(tier) if name in self.model.full else 0
         before = self.model.usable_everywhere()
         eviction = self.tree.evict(name, tier, count, drop_dirty=drop_dirty)
         gone = self.model.remove(eviction)

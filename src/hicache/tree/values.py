@@ -42,8 +42,7 @@ class Span:
         return self.stop - self.start
 
 
-@dataclass(frozen=True, slots=True)
-class TreeMatch:
+class TreeMatch(NamedTuple):
     """What the tree knows of a prompt's prefix: `pages` of it are keyed, `device_pages` can be resumed as they are,
     `usable_pages` with loads. A value: it pins nothing, and is good until the tree changes unless its pages are pinned.
     """
@@ -67,8 +66,7 @@ class PinPart(NamedTuple):
     """Only page `stop` - 1 is pinned, not the node that holds it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Receipt:
+class Receipt(NamedTuple):
     """A pin, to be given back once. `spine` is the node that the pools of full coverage are pinned at, if they are."""
 
     serial: int
@@ -79,8 +77,7 @@ class Receipt:
     parts: tuple[PinPart, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class InsertResult:
+class InsertResult(NamedTuple):
     """`match` covers the whole inserted prefix; `duplicates` are the given slots that were not taken, per pool;
     `added` counts those that were."""
 
