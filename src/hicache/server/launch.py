@@ -1,5 +1,6 @@
 """The address is taken before the model is loaded, and the engine is closed however the server ends."""
 
+import asyncio
 import ipaddress
 import logging
 import signal
@@ -17,7 +18,10 @@ from hicache.server.app import build_app
 from hicache.units import Tier
 
 GRACE_S = 10
-"""How long requests under way may go on when the server is asked to stop."""
+"""How long requests under way may go on when the server is asked to stop; then they end with an error that says so."""
+
+_LAST_WORDS_S = 5
+"""How long sending those errors may take before connections are cut off."""
 
 
 def run(settings: Settings) -> int:
@@ -26,12 +30,10 @@ def run(settings: Settings) -> int:
     with take_address(settings.serve) as listener:
         engine = create_engine(settings)
         try:
+            listen(listener, settings.serve)
             _announce(engine, settings, listener)
-            config = uvicorn.Config(
-                build_app(engine), log_level="warning", access_log=False, timeout_graceful_shutdown=GRACE_S
-            )
             with _signals_end_only_the_server():
-                uvicorn.Server(config).run(sockets=[listener])
+                _Server(engine).run(sockets=[listener])
         finally:
             engine.close()
     return 0
@@ -44,15 +46,60 @@ def take_address(serve: ServeConfig) -> socket.socket:
     except socket.gaierror as error:
         raise ConfigError(f"host={serve.host}: {error.strerror}; 127.0.0.1 is this machine only") from None
     listener = socket.socket(family, kind, protocol)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind(address)
+        _bind(listener, address)
     except OSError as error:
         listener.close()
-        raise ConfigError(
-            f"port={serve.port}: {serve.host}:{serve.port} can't be had ({error.strerror}); choose another --port"
-        ) from None
+        raise _not_to_be_had(serve, error) from None
     return listener
+
+
+def listen(listener: socket.socket, serve: ServeConfig) -> None:
+    """Let clients connect; they are answered once the server runs. Raises ConfigError when another was faster."""
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.listen()
+    except OSError as error:
+        raise _not_to_be_had(serve, error) from None
+
+
+def _bind(listener: socket.socket, address: tuple[object, ...]) -> None:
+    # With SO_REUSEADDR, two servers that still load their models could both bind. It is only needed where connections
+    # of a server that has ended linger.
+    try:
+        listener.bind(address)
+    except OSError:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+
+
+def _not_to_be_had(serve: ServeConfig, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"port={serve.port}: {serve.host}:{serve.port} can't be had ({error.strerror}); choose another --port"
+    )
+
+
+class _Server(uvicorn.Server):
+    """Ends what still runs after the grace by closing the engine: clients are told, rather than cut off."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(
+            uvicorn.Config(
+                build_app(engine),
+                log_level="warning",
+                access_log=False,
+                timeout_graceful_shutdown=GRACE_S + _LAST_WORDS_S,
+            )
+        )
+        self._engine = engine
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        loop = asyncio.get_running_loop()
+        grace = loop.call_later(GRACE_S, loop.run_in_executor, None, self._engine.close)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            grace.cancel()
 
 
 def _announce(engine: Engine, settings: Settings, listener: socket.socket) -> None:
