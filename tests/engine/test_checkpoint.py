@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hicache.engine.checkpoint import open_checkpoint
-from hicache.engine.model import load_model
+from hicache.engine.model import load_model, load_tokenizer
 from hicache.errors import ConfigError
 from hicache.keys import FingerprintMemo
 from tests.engine.tiny import EOS, PAGE, write_checkpoint
@@ -72,6 +72,36 @@ def test_a_damaged_weights_file_is_named(checkpoint, tmp_path, content):
     (folder / "model.safetensors").write_bytes(content)
     with pytest.raises(ConfigError, match=r"model\.safetensors is not a whole"):
         open_checkpoint(folder, "float32", PAGE)
+
+
+def test_weights_that_are_not_there_are_not_made_up(checkpoint, tmp_path):
+    folder = with_config(checkpoint, tmp_path / "model", num_hidden_layers=4)
+    with pytest.raises(ConfigError, match=r"lacks .* weights .*layers\.3\."):
+        load_model(folder, torch.float32)
+
+
+def test_weights_that_are_tied_are_not_missing(tmp_path):
+    folder = write_checkpoint(tmp_path / "tied", tie_word_embeddings=True)
+    assert load_model(folder, torch.float32).nbytes > 0
+
+
+def test_weights_of_another_shape_are_refused(checkpoint, tmp_path):
+    with pytest.raises(ConfigError, match="can't be loaded"):
+        load_model(with_config(checkpoint, tmp_path / "model", intermediate_size=100), torch.float32)
+
+
+def test_a_value_of_the_wrong_type_is_told_in_one_line(checkpoint, tmp_path):
+    with pytest.raises(ConfigError, match="hidden_size") as caught:
+        open_checkpoint(with_config(checkpoint, tmp_path / "model", hidden_size="64"), "float32", PAGE)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_tokenizer_that_makes_no_sense_is_told_in_one_line(tmp_path):
+    (tmp_path / "tokenizer.json").write_text("{}")
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    with pytest.raises(ConfigError, match=r"tokenizer in .* can't be loaded") as caught:
+        load_tokenizer(tmp_path)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_folder_without_a_config_is_named(tmp_path):

@@ -1,6 +1,7 @@
 """The only place that touches transformers, which is partly untyped: everything that leaves it has a type."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -14,6 +15,7 @@ from hicache.errors import ConfigError
 
 _ATTENTION = "hicache_paged"
 _STEP = "hicache_step"
+_REASON_CHARACTERS = 500
 
 
 class Tokenizer(Protocol):
@@ -72,38 +74,41 @@ class CausalModel:
 
 def read_config(folder: Path) -> RawConfig:
     """The config of the checkpoint in `folder`. Raises ConfigError when transformers can't make sense of it."""
-    try:
-        config: Any = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(f"{folder} is no checkpoint that transformers can read: {_first_line(error)}") from error
     generation: dict[str, Any] = {}
-    if (folder / "generation_config.json").is_file():
-        from transformers import GenerationConfig
+    with _refused(f"{folder} is no checkpoint that transformers can read"):
+        config: Any = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        if (folder / "generation_config.json").is_file():
+            from transformers import GenerationConfig
 
-        generation = GenerationConfig.from_pretrained(folder, local_files_only=True).to_dict()
+            generation = GenerationConfig.from_pretrained(folder, local_files_only=True).to_dict()
     return RawConfig(config.to_dict(), generation)
 
 
 def load_model(folder: Path, dtype: torch.dtype) -> CausalModel:
-    """The model in `folder`, its weights as `dtype`, in CPU memory. Only safetensors are read: a pickle is refused."""
+    """The model in `folder`, its weights as `dtype`, in CPU memory. Only safetensors are read: a pickle is refused.
+
+    So is a checkpoint that lacks weights: transformers would make them up, others in each process.
+    """
     _quiet()
-    try:
-        module: Any = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, local_files_only=True, trust_remote_code=False, use_safetensors=True
+    options: Any = {"dtype": dtype, "local_files_only": True, "trust_remote_code": False, "use_safetensors": True}
+    with _refused(f"the model in {folder} can't be loaded"):
+        loaded: Any = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True, **options)
+    module, found = loaded
+    missing = sorted(found["missing_keys"])
+    if missing:
+        raise ConfigError(
+            f"the model in {folder} lacks {len(missing)} of the weights that its config.json asks for,"
+            f" such as {missing[0]}"
         )
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"the model in {folder} can't be loaded: {_first_line(error)}") from error
     return CausalModel(module)
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
     """The tokenizer in `folder`."""
-    try:
+    with _refused(f"the tokenizer in {folder} can't be loaded"):
         tokenizer: Any = AutoTokenizer.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False, clean_up_tokenization_spaces=False
         )
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"the tokenizer in {folder} can't be loaded: {_first_line(error)}") from error
     return cast(Tokenizer, tokenizer)
 
 
@@ -127,8 +132,14 @@ def _attend(
     return step.attend(module.layer_idx, query, key, value, scaling), None
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0]
+@contextmanager
+def _refused(what: str) -> Iterator[None]:
+    """Files that make no sense fail inside transformers in any way there is: one line says so."""
+    try:
+        yield
+    except Exception as error:
+        kind = "" if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: "
+        raise ConfigError(f"{what}: {kind}{' '.join(str(error).split())[:_REASON_CHARACTERS]}") from error
 
 
 AttentionInterface.register(_ATTENTION, _attend)
