@@ -44,7 +44,8 @@ def nothing_is_allocated(monkeypatch):
         ({"host_size": 100}, r"host_size=100B holds less than one page \(1KiB over all pools\); give it 1KiB or more"),
         ({"page_size": 8}, "page_size=8: a slot of pool 'kv' holds 4 tokens"),
         ({"host_size": "4096TiB"}, "device_size and host_size together: .* asked, but .* set a smaller size"),
-        ({"storage_url": "nosuch:x"}, "no storage backend named 'nosuch'"),
+        ({"storage_url": "nosuch:x"}, "storage_url=nosuch:x: no storage backend named 'nosuch'"),
+        ({"storage_url": "memory:", "storage_size": PAGE_BYTES}, "storage_size=.* less than one page"),
         ({"storage_url": "file:x?color=red"}, "color"),
     ],
 )

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from hicache.builder.describe import ModelConfig, ModelDescription, PoolDescription, describe_model
 from hicache.cache import UnifiedRadixCache
-from hicache.config import CacheConfig, format_size
+from hicache.config import CacheConfig, format_size, redact
 from hicache.controller import Agree, ControllerConfig, HybridCacheController, OneRank
 from hicache.device.array import ArrayDevicePool
 from hicache.errors import ConfigError, StorageError
@@ -16,6 +16,7 @@ from hicache.layout import PackedLayout, PoolGeometry
 from hicache.memory import ArenaKind, require_memory
 from hicache.pools import DevicePool, HostPool, PoolCapabilities, PoolEntry, SlotAllocator
 from hicache.storage import PageStore, open_store
+from hicache.storage.codec import HEADER_BYTES
 from hicache.transfer import Executor, ThreadExecutor
 from hicache.tree import Lru
 
@@ -49,6 +50,7 @@ def build_kv_cache(
     model = describe_model(model_config, config.page_size, dtype)
     device_slots = _slots(config.device_size, model, "device_size", reserved_slots) + reserved_slots
     host_slots = _slots(config.host_size, model, "host_size", 0)
+    _require_storage_size(config, model)
     _require_memory(config, device_in_host_memory)
     allocators = {
         pool.name: SlotAllocator(device_slots, reserved_slots) for pool in model.pools if pool.derived_from is None
@@ -135,6 +137,15 @@ def _entry(
     return entry if pool.derived_from is not None else entry.with_device_allocator(allocators[pool.name])
 
 
+def _require_storage_size(config: CacheConfig, model: ModelDescription) -> None:
+    page_bytes = max(HEADER_BYTES + pool.slot_bytes for pool in model.pools)
+    if config.storage_size is not None and config.storage_size < page_bytes:
+        raise ConfigError(
+            f"storage_size={format_size(config.storage_size)} holds less than one page;"
+            f" give it {format_size(page_bytes)} or more"
+        )
+
+
 def _require_memory(config: CacheConfig, device_in_host_memory: bool) -> None:
     if device_in_host_memory:
         require_memory(config.device_size + config.host_size, "device_size and host_size together")
@@ -148,6 +159,8 @@ def _open(config: CacheConfig) -> PageStore | StorageError | None:
         return None
     try:
         return PageStore(open_store(config.storage_url, cap=config.storage_size))
+    except ConfigError as error:
+        raise ConfigError(f"storage_url={redact(config.storage_url)}: {error}") from error
     except StorageError as error:
         log.warning("running without storage: %s", error)
         return error
