@@ -1,6 +1,7 @@
 """The tree against a plain dict of pages, under every order of calls that Hypothesis comes up with."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from hypothesis import strategies as st
@@ -16,13 +17,37 @@ PAGE = 2
 NAMESPACES = (bytes([1]) * 32, bytes([2]) * 32)
 
 coverages = st.one_of(st.just(Full()), st.just(Full()), st.builds(Window, st.integers(2, 9)), st.just(Checkpoint()))
-paths = st.tuples(st.integers(0, 30), st.sampled_from([0, 0, 0, 1, 2, 4]), st.lists(st.integers(0, 2), max_size=4))
+paths = st.tuples(
+    st.integers(0, 30),
+    st.sampled_from([0, 0, 0, 1, 2, 4]),
+    st.just([]) | st.lists(st.integers(0, 2), max_size=4),
+)
 """A prompt inserted before, how many of its last pages are left off, and pages put in their place."""
 tiers = st.sampled_from(TIERS)
 namespaces = st.sampled_from((NAMESPACES[0], NAMESPACES[0], NAMESPACES[0], NAMESPACES[1]))
 fractions = st.sampled_from([0, 0, 0, 2, 4, 6, 8])
 
 Path = tuple[int, int, list[int]]
+
+
+class Insertion(NamedTuple):
+    namespace: bytes
+    path: Path
+    after_match: bool
+    holes: list[list[bool]]
+    full_holes: bool
+    left_out: set[int]
+
+
+insertions = st.builds(
+    Insertion,
+    namespaces,
+    paths,
+    st.booleans(),
+    st.lists(st.lists(st.booleans(), min_size=1, max_size=9), min_size=4, max_size=4),
+    st.sampled_from([False, False, False, False, False, True]),
+    st.just(set()) | st.just(set()) | st.just(set()) | st.sets(st.integers(0, 3), max_size=2),
+)
 
 
 @dataclass
@@ -53,8 +78,8 @@ class TreeMachine(RuleBasedStateMachine):
 
     def prompt(self, path: Path) -> list[int]:
         which, back, more = path
-        known = self.known[which % len(self.known)]
-        return (known[: len(known) - back] + more)[:9] or [0]
+        known = self.known[-1 - which % len(self.known)]
+        return (known[: len(known) - back] + more)[:9] or [0, 1, 2, 0, 1]
 
     def tokens(self, prompt: list[int]) -> bytes:
         ids = [token for page in prompt for token in (page, 7)] + [9] * self.lookahead
@@ -75,25 +100,25 @@ class TreeMachine(RuleBasedStateMachine):
 
     # Putting in
 
-    @rule(
-        namespace=namespaces,
-        path=paths,
-        tier=st.sampled_from([Tier.DEVICE, Tier.DEVICE, Tier.HOST]),
-        after_match=st.booleans(),
-        holes=st.lists(st.lists(st.booleans(), min_size=1, max_size=9), min_size=4, max_size=4),
-        full_holes=st.sampled_from([False, False, False, True]),
-        left_out=st.just(set()) | st.just(set()) | st.sets(st.integers(0, 3), max_size=2),
-    )
-    def insert(
-        self,
-        namespace: bytes,
-        path: Path,
-        tier: Tier,
-        after_match: bool,
-        holes: list[list[bool]],
-        full_holes: bool,
-        left_out: set[int],
-    ) -> None:
+    @rule(given=insertions)
+    def insert(self, given: Insertion) -> None:
+        self.put_in(given, Tier.DEVICE)
+
+    @rule(first=insertions, second=insertions, third=insertions)
+    def insert_three(self, first: Insertion, second: Insertion, third: Insertion) -> None:
+        for given in (first, second, third):
+            self.put_in(given, Tier.DEVICE)
+
+    @rule(given=insertions)
+    def insert_on_host(self, given: Insertion) -> None:
+        self.put_in(given, Tier.HOST)
+
+    @rule(path=paths, namespace=namespaces)
+    def insert_same_on_host(self, path: Path, namespace: bytes) -> None:
+        self.put_in(Insertion(namespace, path, False, [[False]] * 4, False, set()), Tier.HOST)
+
+    def put_in(self, given: Insertion, tier: Tier) -> None:
+        namespace, path, after_match, holes, full_holes, left_out = given
         match, keys = self.match(namespace, path)
         prompt = self.prompt(path)
         self.known.append(prompt)
@@ -152,7 +177,7 @@ class TreeMachine(RuleBasedStateMachine):
         pin=st.sampled_from(list(Pin)),
         part=fractions,
         start_part=fractions,
-        squeeze=st.booleans(),
+        squeeze=st.sampled_from([False] * 5 + [True]),
     )
     def pin(self, namespace: bytes, path: Path, pin: Pin, part: int, start_part: int, squeeze: bool) -> None:
         match, keys = self.match(namespace, path)
@@ -171,7 +196,7 @@ class TreeMachine(RuleBasedStateMachine):
         part=fractions,
         start_part=fractions,
         numbers=st.none() | st.sets(st.integers(0, 3), min_size=1),
-        squeeze=st.booleans(),
+        squeeze=st.sampled_from([False] * 5 + [True]),
     )
     def pin_span(
         self,
@@ -220,15 +245,17 @@ class TreeMachine(RuleBasedStateMachine):
 
     # Taking out
 
-    @rule(count=st.sampled_from([1000, 1000, 5, 2, 1]), drop_dirty=st.sampled_from([True, True, False]))
+    @rule(count=st.sampled_from([1, 1, 2, 2, 3, 5, 1000]), drop_dirty=st.sampled_from([True, True, False]))
     def evict_from_device(self, count: int, drop_dirty: bool) -> None:
         self.evict(self.main, Tier.DEVICE, count, drop_dirty)
 
-    @rule(count=st.sampled_from([1000, 1000, 5, 2, 1]))
+    @rule(count=st.sampled_from([1, 1, 2, 2, 3, 5, 1000]))
     def evict_from_host(self, count: int) -> None:
         self.evict(self.main, Tier.HOST, count, True)
 
-    @rule(number=st.integers(0, 3), tier=tiers, count=st.sampled_from([1, 2, 5, 1000]), drop_dirty=st.booleans())
+    @rule(
+        number=st.integers(0, 3), tier=tiers, count=st.sampled_from([1, 1, 2, 2, 3, 5, 1000]), drop_dirty=st.booleans()
+    )
     def evict_from_pool(self, number: int, tier: Tier, count: int, drop_dirty: bool) -> None:
         self.evict(self.pool(number), tier, count, drop_dirty)
 
@@ -240,6 +267,8 @@ class TreeMachine(RuleBasedStateMachine):
         gone = self.model.remove(eviction)
         self.model.assert_pins_held(gone)
         self.model.assert_leaves_first(gone)
+        if tier is Tier.HOST and self.model.full:
+            assert not gone[Tier.DEVICE][self.model.full[0]], "making room on the host took device pages"
         freed = eviction.count(name, tier)
         if drop_dirty or tier is Tier.HOST:
             assert freed >= min(count, could)
@@ -313,7 +342,7 @@ class TreeMachine(RuleBasedStateMachine):
         assert not any(key in self.model.slots[tier][name] for key in keys[start:stop])
         self.detached.update(keys[start:stop])
 
-    @precondition(lambda self: len(self.known) % 7 == 6)
+    @precondition(lambda self: len(self.known) % 30 == 29)
     @rule(namespace=st.sampled_from((None, *NAMESPACES)))
     def flush(self, namespace: bytes | None) -> None:
         gone = self.model.remove(self.tree.flush(namespace))

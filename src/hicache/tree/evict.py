@@ -125,8 +125,7 @@ def _take_clean(core: Core, node: Node, freed: Freed) -> None:
     for pool in core.full:
         freed.add(DEVICE, pool, held[pool])
         held[pool] = None
-    node.device = tuple(held)
-    book_device_loss(core, node)
+    book_device_loss(core, node, tuple(held))
 
 
 def _take_duplicates(core: Core, node: Node, lead: int, need: int, low: int, freed: Freed) -> None:

@@ -6,6 +6,7 @@ from hicache.tree import runs
 from hicache.tree.core import CLEAN, DIRTY, DUPLICATE, ONLY, QUEUES_PER_POOL, USELESS_DEVICE, USELESS_HOST, Core
 from hicache.tree.node import DEVICE, HELD, HOLEY, HOST, QUEUED, USELESS, Node
 from hicache.tree.reach import last_boundary
+from hicache.tree.runs import Run
 from hicache.units import BoolArray
 
 PIN_HERE = 0
@@ -83,12 +84,13 @@ def book_split(core: Core, node: Node, head: Node) -> None:
     offer(core, head)
 
 
-def book_device_loss(core: Core, node: Node) -> None:
-    """Counts and queues an unpinned node whose device pages of full coverage all went, and had host copies."""
+def book_device_loss(core: Core, node: Node, left: tuple[Run, ...]) -> None:
+    """Takes all device pages of full coverage from an unpinned node, where each has a host copy; `left` stays."""
     lead = core.main
     free = core.free
     free[2 * lead] -= node.device_pages
     free[2 * lead + HOST] -= host_free(core, node)
+    node.device = left
     node.device_pages = node.double_pages = 0
     free[2 * lead + HOST] += host_free(core, node)
     if not node.below:
