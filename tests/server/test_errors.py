@@ -170,6 +170,20 @@ def test_prompt_too_long_gives_the_numbers(http: httpx.Client, engine: FakeEngin
     assert engine.streams == []
 
 
+def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(
+    http: httpx.Client, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine.tokenizer, "encode", None)
+    text = "x" * (200 * 128 + 1)
+    for path, body in (
+        (TEXT, {**PROMPT, "prompt": text}),
+        (CHAT, {**HELLO, "messages": [{"role": "user", "content": text}]}),
+    ):
+        error = error_of(http.post(path, json=body))
+        assert error["code"] == "context_length_exceeded"
+        assert "25601 characters" in error["message"] and "below 25600" in error["message"]
+
+
 def test_unknown_path_and_method(http: httpx.Client) -> None:
     assert error_of(http.get("/v1/nothing"), 404)["code"] == "unknown_url"
     response = http.get(CHAT)

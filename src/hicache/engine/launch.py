@@ -1,11 +1,13 @@
 """From settings to a running engine: what can't work is refused in one line before the weights are read."""
 
 import logging
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
 
 from hicache.builder import build_kv_cache
+from hicache.cache import UnifiedRadixCache
 from hicache.config import Settings, format_size
 from hicache.device.torch import RESERVED_SLOTS, TorchDevicePool, torch_dtype
 from hicache.engine.attention import KV_BLOCK_TOKENS, padded
@@ -14,7 +16,7 @@ from hicache.engine.core import CoreOptions, EngineCore
 from hicache.engine.default_model import find_model
 from hicache.engine.engine import Engine, EngineInfo
 from hicache.engine.executor import Executor
-from hicache.engine.model import load_model, load_tokenizer
+from hicache.engine.model import Tokenizer, load_model, load_tokenizer
 from hicache.engine.selftest import is_exact
 from hicache.errors import ConfigError
 from hicache.keys import FingerprintMemo
@@ -39,10 +41,7 @@ def create_engine(settings: Settings) -> Engine:
         checkpoint.weights_bytes + _scratch_bytes(checkpoint, max_model_len) + config.device_size + config.host_size,
         "the model's weights, device_size and host_size together",
     )
-    memo = FingerprintMemo(serve.cache_folder / "weights.json")
-    namespace = checkpoint.namespace(serve.dtype, config.page_size, memo)
     tokenizer = load_tokenizer(folder)
-    model = load_model(folder, torch_dtype(serve.dtype))
     pools: list[TorchDevicePool] = []
 
     def device_pool(name: str, geometry: PoolGeometry, slots: int) -> TorchDevicePool:
@@ -50,7 +49,23 @@ def create_engine(settings: Settings) -> Engine:
         return pools[-1]
 
     cache = build_kv_cache(checkpoint.description, config, device_pool=device_pool, reserved_slots=RESERVED_SLOTS)
-    executor = Executor(model, pools[0], max_model_len)
+    with ExitStack() as undo:
+        undo.callback(cache.close)
+        engine = _start(settings, checkpoint, tokenizer, cache, pools[0])
+        undo.pop_all()
+    return engine
+
+
+def _start(
+    settings: Settings, checkpoint: Checkpoint, tokenizer: Tokenizer, cache: UnifiedRadixCache, pool: TorchDevicePool
+) -> Engine:
+    """Loads the weights and runs on a cache that is there."""
+    serve, config = settings.serve, settings.cache
+    max_model_len = _max_model_len(settings, checkpoint)
+    memo = FingerprintMemo(serve.cache_folder / "weights.json")
+    namespace = checkpoint.namespace(serve.dtype, config.page_size, memo)
+    model = load_model(checkpoint.folder, torch_dtype(serve.dtype))
+    executor = Executor(model, pool, max_model_len)
     exact = is_exact(executor, checkpoint.vocabulary)
     if not exact:
         log.warning("answers may depend on chunking and batch in their last bits: %s on this machine", serve.dtype)
@@ -64,7 +79,7 @@ def create_engine(settings: Settings) -> Engine:
         sizes=(
             f"weights: {format_size(model.nbytes)}, {serve.dtype}",
             f"working memory: {format_size(executor.scratch_bytes)}",
-            f"device kv: {pools[0].slots} pages of {config.page_size} tokens, {format_size(pools[0].nbytes)}",
+            f"device kv: {pool.slots} pages of {config.page_size} tokens, {format_size(pool.nbytes)}",
         ),
     )
     options = CoreOptions(serve.max_running, serve.chunk_tokens)

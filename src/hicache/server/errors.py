@@ -64,6 +64,15 @@ def context_too_long(param: str, prompt_tokens: int, answer_tokens: int, limit_t
     return ApiError(400, message, param=param, code="context_length_exceeded")
 
 
+def text_too_long(param: str, characters: int, limit_characters: int, limit_tokens: int) -> ApiError:
+    """400: a text so long that it can't fit, told before it is encoded."""
+    message = (
+        f"{param}: the prompt has {characters} characters, and prompt and answer can have {limit_tokens} tokens;"
+        f" keep it below {limit_characters} characters"
+    )
+    return ApiError(400, message, param=param, code="context_length_exceeded")
+
+
 def engine_failed(message: str) -> ApiError:
     """500: the engine gave up on this request."""
     return ApiError(500, message, kind=SERVER, code="engine_error")

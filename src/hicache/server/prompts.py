@@ -7,8 +7,11 @@ from dataclasses import dataclass
 from jinja2.exceptions import TemplateError
 
 from hicache.server.engine_like import TokenizerLike
-from hicache.server.errors import ApiError, context_too_long, invalid
+from hicache.server.errors import ApiError, context_too_long, invalid, text_too_long
 from hicache.server.schema import ChatMessage, Prompt
+
+MOST_CHARACTERS_PER_TOKEN = 128
+"""No prompt has more on average. Longer ones are refused unread, so that encoding them keeps nobody waiting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,7 @@ class PromptEncoder:
 
     def chat(self, messages: Sequence[ChatMessage], answer_tokens: int | None) -> PreparedPrompt:
         """Render `messages` by the model's chat template. None for `answer_tokens`: all there is room for."""
+        self._check_length("messages", sum(len(message.content) for message in messages))
         turns = [{"role": message.template_role, "content": message.content} for message in messages]
         with self._lock:
             token_ids = tuple(self._tokenizer.encode(self._render(turns), add_special_tokens=False))
@@ -38,6 +42,7 @@ class PromptEncoder:
     def completion(self, prompt: Prompt, answer_tokens: int | None, param: str, default: int) -> PreparedPrompt:
         """Encode one prompt. None for `answer_tokens`: `default`, or less where the context has no room for it."""
         if isinstance(prompt, str):
+            self._check_length(param, len(prompt))
             with self._lock:
                 token_ids = tuple(self._tokenizer.encode(prompt))
         else:
@@ -45,6 +50,11 @@ class PromptEncoder:
         if not token_ids:
             raise invalid(param, "the prompt is empty; at least one token is needed")
         return self._fit(param, token_ids, answer_tokens, default)
+
+    def _check_length(self, param: str, characters: int) -> None:
+        limit = self._limit_tokens * MOST_CHARACTERS_PER_TOKEN
+        if characters > limit:
+            raise text_too_long(param, characters, limit, self._limit_tokens)
 
     def _render(self, turns: list[dict[str, str]]) -> str:
         if not self._tokenizer.chat_template:
