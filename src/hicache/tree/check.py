@@ -163,6 +163,15 @@ def _check_queues(core: Core, node: Node) -> None:
         _check_loose_queues(core, node, pool)
 
 
+def _leaf_pages(core: Core, node: Node, lead: int, tier: int) -> BoolArray:
+    """Pages of full coverage that may leave a tier before anything deeper in the node does."""
+    size = core.size(node)
+    device = runs.mask(node.device[lead], size)
+    if tier == DEVICE:
+        return device
+    return runs.mask(node.host[lead], size) & (device | (np.arange(size) >= runs.end(node.device[lead])))
+
+
 def _check_loose_queues(core: Core, node: Node, pool: int) -> None:
     size = core.size(node)
     double = runs.mask(node.device[pool], size) & runs.mask(node.host[pool], size)
@@ -182,7 +191,7 @@ def _check_useless_queues(core: Core, node: Node, after: BoolArray) -> None:
         elif node.here or node.some or node.below:
             continue
         else:
-            free = runs.mask((node.device, node.host)[tier][main], core.size(node))
+            free = _leaf_pages(core, node, main, tier)
         if (free & after).any():
             _queued(node, main, kind)
 

@@ -1,6 +1,7 @@
 """The tree says what is where and decides what goes: no I/O, no locks, no tensors; others act."""
 
 from collections.abc import Mapping, Sequence
+from typing import cast
 
 import numpy as np
 
@@ -402,10 +403,9 @@ class RadixTree:
 def _joined(path: Sequence[Node], pool: int, tier: int, stop: int) -> Int32Array | None:
     """The first `stop` slots of a path, if all its nodes have a run and are what they were when matched."""
     held = [node.device[pool] for node in path] if tier == DEVICE else [node.host[pool] for node in path]
-    there = [run for run in held if run is not None]
-    if len(there) < len(held):
+    if not all(held):
         return None
+    there = cast(list[bytes], held)
     joined = b"".join(there) if len(there) > 1 else there[0]
-    last = path[-1]
-    whole = last.start * 4 + len(there[-1])
+    whole = path[-1].start * 4 + len(there[-1])
     return np.frombuffer(joined, np.int32, stop) if len(joined) == whole and stop * 4 <= whole else None

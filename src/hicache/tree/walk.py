@@ -40,9 +40,10 @@ def walk(core: Core, root: Node, path: list[Node], blocks: bytes, limit: int, cu
         if node is None:
             break
         key = node.key
-        if startswith(key, offset, limit):
+        size = len(key)
+        if size == block or startswith(key, offset, limit):
             append(node)
-            offset += len(key)
+            offset += size
             children = node.children
             continue
         same = _common_blocks(key, blocks, offset, limit, block)
