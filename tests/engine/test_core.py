@@ -157,7 +157,7 @@ def test_a_stop_string_ends_the_answer_before_it(bench, alone):
 def test_a_seed_fixes_the_answer_whatever_else_runs(bench):
     ids, sampled = prompt(40), {"temperature": 1.2, "top_p": 0.9, "seed": 11}
     expected = bench.ask(ids, 12, **sampled).tokens
-    others = [bench.add(prompt(30, seed=seed), 12, temperature=1.0) for seed in range(1, 5)]
+    others = [bench.add(prompt(30, seed=seed), 12, temperature=1.0, ignore_eos=True) for seed in range(1, 5)]
     again = bench.add(ids, 12, **sampled)
     bench.run()
     assert again.tokens == expected
