@@ -18,13 +18,14 @@ from hicache.pools import DevicePool, HostPool, PoolCapabilities, PoolEntry, Slo
 from hicache.storage import PageStore, open_store
 from hicache.storage.codec import HEADER_BYTES
 from hicache.transfer import Executor, ThreadExecutor
-from hicache.tree import Lru
+from hicache.tree import EvictionPolicy, Lru
 
 log = logging.getLogger("hicache")
 
 DevicePoolFactory: TypeAlias = Callable[[str, PoolGeometry, int], DevicePool]
 """Makes the memory of a device pool: name, geometry, slots (reserved ones included)."""
 
+_POLICIES: dict[str, Callable[[], EvictionPolicy]] = {"lru": Lru}
 _CAPABILITIES = PoolCapabilities(staged_write_back=False, zero_copy_storage=True)
 
 
@@ -68,7 +69,7 @@ def build_kv_cache(
             executor if executor is not None else ThreadExecutor(config.fetch_workers),
             clock=clock,
             agree=agree if agree is not None else OneRank(),
-            policy=Lru(),
+            policy=_POLICIES[config.eviction_policy](),
         )
         undo.pop_all()
     cache = UnifiedRadixCache(

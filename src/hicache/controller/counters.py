@@ -21,7 +21,6 @@ class Counters:
     load_refused: int = 0
     store_pages: int = 0
     store_failed_pages: int = 0
-    store_refused_pages: int = 0
     fetch_pages: int = 0
     fetch_failed_pages: int = 0
     fetch_refused_pages: int = 0

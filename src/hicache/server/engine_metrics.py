@@ -17,7 +17,6 @@ FAILURES = frozenset(
         "load_failed",
         "load_refused",
         "store_failed_pages",
-        "store_refused_pages",
         "fetch_failed_pages",
         "fetch_refused_pages",
         "prefetch_deadlines",
