@@ -27,7 +27,12 @@ _FULL = Full()
 
 @dataclass(frozen=True, slots=True)
 class PoolDescription:
-    """One kind of state. `layers[i]` is the model layer that uses the pool's layer i."""
+    """One kind of state.
+
+    `layers[i]` is the model layer that writes the pool's layer i. `readers` are pairs (model layer, pool layer): layers
+    that own nothing and read what another layer wrote. With `chunk_tokens`, a token sees its own chunk of so many
+    tokens only, and the coverage is `Window(chunk_tokens)`.
+    """
 
     name: str
     geometry: PoolGeometry
@@ -35,10 +40,14 @@ class PoolDescription:
     coverage: Coverage = _FULL
     derived_from: str | None = None
     packed_drafts: tuple[PoolGeometry, ...] = ()
+    readers: tuple[tuple[int, int], ...] = ()
+    chunk_tokens: int | None = None
 
     def map_layer(self, layer: int) -> int | None:
-        """The pool's layer that model layer `layer` uses."""
-        return self.layers.index(layer) if layer in self.layers else None
+        """The pool's layer that model layer `layer` writes or reads."""
+        if layer in self.layers:
+            return self.layers.index(layer)
+        return dict(self.readers).get(layer)
 
     @property
     def slot_bytes(self) -> int:
@@ -48,10 +57,14 @@ class PoolDescription:
 
 @dataclass(frozen=True, slots=True)
 class ModelDescription:
-    """All pools of a model, the anchor first."""
+    """All pools of a model, the anchor first.
+
+    `draft_lookahead`: how many tokens after a page are part of the page's identity, because a draft's state saw them.
+    """
 
     layer_count: int
     pools: tuple[PoolDescription, ...]
+    draft_lookahead: int = 0
 
     @property
     def slot_bytes(self) -> int:
