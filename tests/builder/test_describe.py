@@ -80,14 +80,17 @@ def test_what_changes_the_bytes_of_a_page_changes_the_fingerprint():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "mamba2"}, "model type 'mamba2' is not supported; these are: llama"),
+        ({"model_type": "gpt2"}, "model type 'gpt2' is not supported; these are: llama, qwen2"),
         ({"model_type": None}, "model type None is not supported"),
         ({"kv_lora_rank": 512}, r"'llama' with kv_lora_rank=512 has latent attention \(MLA\)"),
         ({"attention_chunk_size": 8192}, "chunked attention"),
         ({"index_topk": 2048}, "an indexer"),
         ({"mamba_d_state": 16}, "Mamba state"),
         ({"quantization_config": {"bits": 4}}, "quantised weights"),
-        ({"layer_types": ["full_attention", "sliding_attention"]}, "layers of type sliding_attention"),
+        (
+            {"layer_types": ["full_attention", "sliding_attention"]},
+            "sliding_attention in its list, but its other fields make it run full",
+        ),
         ({"sliding_window": 1024}, "sliding_window=1024"),
         ({"num_hidden_layers": None}, "num_hidden_layers=None; it must be a whole number above 0"),
         ({"num_attention_heads": 0}, "num_attention_heads=0"),
@@ -102,9 +105,12 @@ def test_what_is_not_kept_is_refused_by_name(changes, message):
     assert "\n" not in str(refusal.value)
 
 
-def test_a_config_that_lacks_a_field_is_refused():
-    with pytest.raises(ConfigError, match="num_hidden_layers=None"):
-        describe_model({"model_type": "llama", "num_attention_heads": 4, "hidden_size": 64}, 8)
+def test_a_field_that_is_absent_has_the_default_of_the_model_type():
+    config = {"model_type": "llama", "num_attention_heads": 4, "hidden_size": 64}
+    assert describe_model(config, 8) == full_attention(32, 4, 16, "float32", 8)
+
+
+def test_a_config_without_a_model_type_is_refused():
     with pytest.raises(ConfigError, match=r"model type '\(no model_type\)' is not supported"):
         describe_model({}, 8)
 

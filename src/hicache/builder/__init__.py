@@ -6,16 +6,34 @@ from hicache.builder.describe import (
     ModelDescription,
     PoolDescription,
     describe_model,
-    full_attention,
 )
+from hicache.builder.families import FAMILIES
+from hicache.builder.plain import (
+    attention_pool,
+    chunked_pool,
+    full_attention,
+    indexer_pool,
+    latent_pool,
+    state_pool,
+    window_pool,
+)
+from hicache.builder.refusals import REFUSED
 
 __all__ = [
+    "FAMILIES",
+    "REFUSED",
     "DevicePoolFactory",
     "ModelConfig",
     "ModelDescription",
     "PoolDescription",
+    "attention_pool",
     "build_kv_cache",
+    "chunked_pool",
     "describe_model",
     "describe_sizes",
     "full_attention",
+    "indexer_pool",
+    "latent_pool",
+    "state_pool",
+    "window_pool",
 ]

@@ -4,23 +4,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
-from hicache.coverage import Checkpoint, Coverage, Full
+from hicache.builder.families import FAMILIES, Family
+from hicache.builder.fields import Fields
+from hicache.builder.kinds import Kind, Tensors
+from hicache.builder.patterns import LayerTypes
+from hicache.builder.refusals import refuse
+from hicache.coverage import Checkpoint, Coverage, Full, Window
 from hicache.errors import ConfigError
-from hicache.layout import PoolGeometry, TensorSpec
-
-FULL_ATTENTION = ("llama", "qwen2", "qwen3", "mistral", "olmo2", "granite", "starcoder2", "smollm3")
-"""Model types of transformers whose layers are all full attention, K and V per head, unless a config says otherwise."""
-
-_OTHER_STATE = {
-    "kv_lora_rank": "latent attention (MLA)",
-    "attention_chunk_size": "chunked attention",
-    "index_topk": "an indexer",
-    "linear_num_key_heads": "linear attention state",
-    "mamba_d_state": "Mamba state",
-    "state_size": "Mamba state",
-    "conv_L_cache": "short convolution state",
-    "quantization_config": "quantised weights",
-}
+from hicache.layout import PoolGeometry
 
 _FULL = Full()
 
@@ -91,32 +82,80 @@ ModelConfig: TypeAlias = ModelDescription | TransformersConfig | Mapping[str, An
 """A description of one's own, a transformers config, or the content of its config.json."""
 
 
-def full_attention(layers: int, kv_heads: int, head_dim: int, dtype: str, page_size: int) -> ModelDescription:
-    """A model of `layers` full-attention layers with K and V of shape [kv_heads, head_dim] per token each."""
-    tensors = (TensorSpec("k", (kv_heads, head_dim), dtype), TensorSpec("v", (kv_heads, head_dim), dtype))
-    geometry = PoolGeometry.uniform(layers, tensors, page_size)
-    return ModelDescription(layers, (PoolDescription("kv", geometry, tuple(range(layers))),))
-
-
 def describe_model(config: ModelConfig, page_size: int, dtype: str | None = None) -> ModelDescription:
-    """The pools of a model. `dtype` overrides the one that the config names.
+    """The pools of a model. `dtype` overrides the one that the config names (float32 where it names none).
 
-    Raises ConfigError, with the model's type and the reason, for a model whose state is not kept (so far: anything but
-    full attention in every layer).
+    A field that the config lacks has the value that transformers takes for it. Raises ConfigError, with the model's
+    type and the reason, for a model whose state can't be kept.
     """
     if isinstance(config, ModelDescription):
         _require_page_size(config, page_size)
         return config
-    fields = dict(config) if isinstance(config, Mapping) else config.to_dict()
-    _refuse_other_state(fields)
-    heads = _count(fields, "num_attention_heads")
-    return full_attention(
-        layers=_count(fields, "num_hidden_layers"),
-        kv_heads=_count(fields, "num_key_value_heads") if fields.get("num_key_value_heads") is not None else heads,
-        head_dim=_count(fields, "head_dim") if fields.get("head_dim") is not None else _head_dim(fields, heads),
-        dtype=dtype or _dtype_name(fields),
-        page_size=page_size,
+    values = dict(config) if isinstance(config, Mapping) else config.to_dict()
+    refuse(values)
+    family = FAMILIES[values["model_type"]]
+    fields = Fields({**family.defaults, **values}, dtype or _dtype_name(values))
+    fields = fields.updated(family.fill(fields))
+    types = _layer_types(family, fields)
+    return _describe(family, fields.overridden(family.overrides(fields, types)), types, page_size)
+
+
+def _layer_types(family: Family, fields: Fields) -> LayerTypes:
+    types = family.layer_types(fields)
+    unknown = sorted(set(types) - set(family.keeps))
+    if unknown:
+        raise fields.refused(
+            f"layers of type {', '.join(unknown)}, which are not kept; these are: {', '.join(family.keeps)}"
+        )
+    if len(types) != fields.layers:
+        raise fields.refused(f"num_hidden_layers={fields.layers}, but types for {len(types)} layers")
+    return types
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What one layer keeps in one pool."""
+
+    layer: int
+    kind: Kind
+    tensors: Tensors
+
+
+def _describe(family: Family, fields: Fields, types: LayerTypes, page_size: int) -> ModelDescription:
+    reads = family.reads(fields, types)
+    parts: dict[str, list[_Part]] = {}
+    for layer, layer_type in enumerate(types):
+        for kind in family.keeps[layer_type] if layer not in reads else ():
+            tensors = kind.tensors(fields.at(layer))
+            if tensors:
+                parts.setdefault(kind.pool, []).append(_Part(layer, kind, tensors))
+    pools = [_pool(name, found, fields, reads, page_size) for name, found in parts.items()]
+    if not pools:
+        raise fields.refused("no layer that keeps anything")
+    return ModelDescription(len(types), tuple(sorted(pools, key=_anchor_first)))
+
+
+def _pool(name: str, parts: list[_Part], fields: Fields, reads: Mapping[int, int], page_size: int) -> PoolDescription:
+    kind, layers = parts[0].kind, tuple(part.layer for part in parts)
+    coverage = kind.coverage(fields)
+    return PoolDescription(
+        name=name,
+        geometry=PoolGeometry(
+            tuple(part.tensors for part in parts), 1 if isinstance(coverage, Checkpoint) else page_size
+        ),
+        layers=layers,
+        coverage=coverage,
+        derived_from=kind.derived_from,
+        readers=tuple((reader, layers.index(owner)) for reader, owner in reads.items() if owner in layers),
+        chunk_tokens=None if kind.chunk is None else fields.count(kind.chunk),
     )
+
+
+def _anchor_first(pool: PoolDescription) -> int:
+    """Pools of the whole prefix, what is derived from them, windows, snapshots."""
+    if isinstance(pool.coverage, Full):
+        return 0 if pool.derived_from is None else 1
+    return 2 if isinstance(pool.coverage, Window) else 3
 
 
 def _require_page_size(model: ModelDescription, page_size: int) -> None:
@@ -127,40 +166,6 @@ def _require_page_size(model: ModelDescription, page_size: int) -> None:
                 f"page_size={page_size}: a slot of pool {pool.name!r} holds {pool.geometry.tokens_per_slot} tokens;"
                 f" describe it with {tokens}, or set page_size to what it was described with"
             )
-
-
-def _count(fields: Mapping[str, Any], name: str) -> int:
-    value = fields.get(name)
-    if not isinstance(value, int) or value < 1:
-        raise ConfigError(
-            f"model type {fields['model_type']!r} with {name}={value!r}; it must be a whole number above 0"
-        )
-    return value
-
-
-def _head_dim(fields: Mapping[str, Any], heads: int) -> int:
-    hidden = _count(fields, "hidden_size")
-    if hidden % heads:
-        raise ConfigError(
-            f"model type {fields['model_type']!r} with hidden_size={hidden}, which {heads} heads can't share evenly;"
-            " give head_dim"
-        )
-    return hidden // heads
-
-
-def _refuse_other_state(fields: Mapping[str, Any]) -> None:
-    model = fields.get("model_type", "(no model_type)")
-    if model not in FULL_ATTENTION:
-        raise ConfigError(f"model type {model!r} is not supported; these are: {', '.join(FULL_ATTENTION)}")
-    for field, state in _OTHER_STATE.items():
-        if fields.get(field):
-            raise ConfigError(f"model type {model!r} with {field}={fields[field]!r} has {state}, which is not kept yet")
-    kinds = sorted(set(fields.get("layer_types") or ()) - {"full_attention"})
-    if kinds:
-        raise ConfigError(f"model type {model!r} has layers of type {', '.join(kinds)}, which are not kept yet")
-    windowed = fields.get("use_sliding_window", True) and fields.get("sliding_window")
-    if windowed and not fields.get("layer_types"):
-        raise ConfigError(f"model type {model!r} has sliding_window={windowed}, which is not kept yet")
 
 
 def _dtype_name(fields: Mapping[str, Any]) -> str:
