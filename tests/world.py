@@ -48,6 +48,13 @@ THREE_POOLS = ModelDescription(
     ),
 )
 
+
+def checkpoint_share(model: ModelDescription) -> float:
+    """The share of its snapshots, so that every pool gets as many slots."""
+    states = sum(pool.slot_bytes for pool in model.pools if isinstance(pool.coverage, Checkpoint))
+    return states / model.slot_bytes if 0 < states < model.slot_bytes else 0.25
+
+
 MODELS = {"one": ONE_POOL, "derived": DERIVED, "three": THREE_POOLS}
 
 
@@ -89,11 +96,15 @@ class World:
 
     def __post_init__(self) -> None:
         self.clock = Clock()
+        self.texts: dict[Match, bytes] = {}
+        """What was computed for an account so far."""
         self.namespace = namespace(self.model)
         config = CacheConfig(
             device_size=self.device_pages * self.model.slot_bytes,
             host_size=self.host_pages * self.model.slot_bytes,
             page_size=PAGE,
+            window_ratio=1.0,
+            checkpoint_share=checkpoint_share(self.model),
             write_policy=self.write_policy,
             transfer_timeout_s=self.timeout_s,
             prefetch_batch_pages=self.batch_pages,
@@ -106,12 +117,19 @@ class World:
 
     # What an engine does
 
-    def compute(self, match: Match, prompt: bytes) -> None:
-        """Write the right bytes to every page of the prompt that the account has beyond what it resumed at."""
-        pages = len(prompt) // 4 // PAGE
+    def compute(self, match: Match, text: bytes) -> None:
+        """Write the right bytes to whatever the account was lent: pages and snapshots up to the text's end, live states."""
+        pages = len(text) // 4 // PAGE
         for name, pool in self._device_pools():
-            run = match.slots(self._source(name))[:pages]
-            self._write(name, pool, run, prompt)
+            run = np.array(match.slots(self._source(name))[:pages])
+            run[~self._lent(match, name, run)] = HOLE
+            self._write(name, pool, run, text)
+            if name in match.live_slots:
+                content = page_content(self.namespace, name, text, pool.geometry.slot_bytes)[None]
+                slots = DeviceSlots(np.array([match.live_slots[name]], np.int32))
+                for layer in range(len(pool.geometry.layers)):
+                    pool.load_layer(slots, content, HostSlots(np.zeros(1, np.int32)), layer)
+        self.texts[match] = text
 
     def prefill(self, prompt: bytes, ticket: Prefetch | None = None, *, load: bool = True) -> Match:
         """Serve a prompt: match, load, allocate, compute, insert. The match stays open."""
@@ -125,8 +143,17 @@ class World:
             self.cache.insert(match, prompt)
         return match
 
+    def decode(self, match: Match, text: bytes, *, checkpoint: bool = False, checkpoints: bool = True) -> bool:
+        """Compute up to the end of `text`, which goes on from what the account has, and share it."""
+        if not self.allocate(match, len(text) // 4 - match.length_tokens, checkpoint=checkpoint):
+            return False
+        self.compute(match, text)
+        self.cache.insert(match, text, checkpoints=checkpoints)
+        return True
+
     def finish_load(self, match: Match) -> Load | None:
         """Load what is on the host and poll until it has settled."""
+        self.texts.pop(match, None)
         load = self.cache.load_back(match)
         for _ in itertools.repeat(None, 50):
             if load is not None and load.done:
@@ -138,10 +165,10 @@ class World:
             load.result()
         return load
 
-    def allocate(self, match: Match, new_tokens: int) -> bool:
+    def allocate(self, match: Match, new_tokens: int, *, checkpoint: bool = True) -> bool:
         """Ask for slots, letting write-backs settle in between."""
         for _ in range(50):
-            if self.cache.allocate(match, new_tokens) is not None:
+            if self.cache.allocate(match, new_tokens, checkpoint=checkpoint) is not None:
                 return True
             self.cache.poll()
         return False
@@ -160,15 +187,25 @@ class World:
     # What is right
 
     def check(self, match: Match) -> None:
-        """Every page that the match resumes on holds the bytes that its tokens mean, in every pool."""
-        pages = match.length_tokens // PAGE
+        """Every page that the account goes on from holds the bytes that its tokens mean, in every pool.
+
+        Before it has computed anything: what resuming needs. Then: that, its live states and all its own snapshots.
+        """
+        text = self.texts.get(match)
+        pages = match.shared_tokens // PAGE if text is None else len(text) // 4 // PAGE
         for name, pool in self._device_pools():
             entry = self.cache.controller.mem_pool_host.get_entry(self._source(name))
+            run = match.slots(self._source(name))
             required = entry.coverage.required(pages, PAGE)
-            run = match.slots(self._source(name))[required.start : required.stop]
-            assert not np.any(run == HOLE), (name, run)
-            got = pool.stage(DeviceSlots(run))
-            want = self._content(name, pool, match.tokens, range(required.start, required.stop))
+            chosen = np.arange(required.start, required.stop)
+            if text is not None and isinstance(entry.coverage, Checkpoint):
+                chosen = np.flatnonzero(self._lent(match, name, run[:pages]))
+                live = pool.stage(DeviceSlots(np.array([match.live_slots[name]], np.int32)))
+                expected = page_content(self.namespace, name, text, pool.geometry.slot_bytes)
+                np.testing.assert_array_equal(live[0], expected, err_msg=f"live state of {name}")
+            assert not np.any(run[chosen] == HOLE), (name, run)
+            got = pool.stage(DeviceSlots(run[chosen]))
+            want = self._content(name, pool, match.tokens if text is None else text, chosen.tolist())
             np.testing.assert_array_equal(got, want, err_msg=f"pool {name}")
 
     def cached(self, prompt: bytes) -> tuple[int, int]:
@@ -192,6 +229,11 @@ class World:
         """Anchor slots that could be had."""
         state = self.cache.controller.state
         return state.room(state.group.anchor_entry.name, tier)
+
+    def _lent(self, match: Match, name: str, run: np.ndarray) -> np.ndarray:
+        """Which slots of a run the account was lent; bool per page."""
+        own: np.ndarray = np.isin(run, match.lent[self._source(name)]) & (run != HOLE)
+        return own
 
     def _source(self, name: str) -> str:
         entry = self.cache.controller.mem_pool_host.get_entry(name.split(".")[0])

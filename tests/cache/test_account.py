@@ -40,7 +40,7 @@ def test_allocation_is_cumulative_and_by_the_page(world: World):
 def test_slots_are_by_page_in_every_pool():
     world = World(THREE_POOLS)
     match = world.cache.match_prefix(PROMPT, world.namespace)
-    lent = world.cache.allocate(match, 4 * PAGE + 1)
+    lent = world.cache.allocate(match, 4 * PAGE + 1, checkpoint=True)
     assert {pool: len(slots) for pool, slots in lent.items()} == {"kv": 5, "swa": 5, "state": 1}
     state = match.slots("state")
     assert len(state) == 5
@@ -84,10 +84,9 @@ def test_decoding_fills_pages_and_shares_them(world: World):
     match = world.prefill(PROMPT)
     text = PROMPT
     for number in range(3 * PAGE):
-        assert world.allocate(match, 1)
         text += tokens(100 + number)
-        world.compute(match, text)
-        match = world.cache.insert(match, text)
+        assert world.decode(match, text)
+        world.check(match)
         world.cache.audit()
     assert match.page_count == 8
     world.cache.release(match)

@@ -45,8 +45,7 @@ def test_a_slot_that_is_freed_and_handed_out_again_has_two_owners(world):
     match = world.cache.match_prefix(tokens(1), world.namespace)
     lent = allocator.alloc(1)
     allocator.free(free)
-    match.lent["kv"].resize(0)
-    match._lent["kv"] = lent
+    match._lent.add({"kv": lent}, 1, 0)
     with pytest.raises(InvariantError, match=r"owned twice: \[0\]"):
         world.cache.audit()
 
@@ -63,8 +62,23 @@ def test_a_lent_slot_that_a_request_forgets(world: World):
     match = world.cache.match_prefix(tokens(1), world.namespace)
     assert world.allocate(match, 2 * PAGE)
     world.cache.audit()
-    match._lent = {pool: run[:1] for pool, run in match.lent.items()}
+    match._lent.take_pages(1)
     with pytest.raises(InvariantError, match="owned by nobody"):
+        world.cache.audit()
+
+
+@pytest.mark.parametrize("forget", ["live", "snapshot"])
+def test_a_state_that_a_request_forgets(forget):
+    world = World(MODELS["three"])
+    match = world.cache.match_prefix(tokens(1), world.namespace)
+    assert world.allocate(match, 2 * PAGE)
+    assert len(match.lent["state"]) == 2
+    world.cache.audit()
+    if forget == "live":
+        match._lent.live.clear()
+    else:
+        match._lent.take_snapshots()
+    with pytest.raises(InvariantError, match=r"pool 'state', device: .* owned by nobody"):
         world.cache.audit()
 
 

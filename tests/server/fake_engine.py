@@ -49,7 +49,14 @@ CACHE_STATS = CacheStats(
     in_flight=4,
     open_matches=2,
     pins=6,
-    counters={"lookup_tokens": 100, "hit_tokens_host": 7, "load_pages": 9, "load_failed": 1, "dropped_pages": 0},
+    counters={
+        "lookup_tokens": 100,
+        "hit_tokens_host": 7,
+        "kv_hit_without_state": 12,
+        "load_pages": 9,
+        "load_failed": 1,
+        "dropped_pages": 0,
+    },
     storage=PageStoreStats(read_pages=11, read_bytes=704, damaged_pages=1),
 )
 STATS = Stats(Core(), CACHE_STATS)

@@ -87,6 +87,7 @@ def test_metrics_count_requests_by_status(http: httpx.Client) -> None:
         ("hicache_transfers_in_flight", 4),
         ("hicache_open_matches", 2),
         ("hicache_pins", 6),
+        ("hicache_cache_kv_hit_without_state_tokens_total", 12),
         ('hicache_failures_total{kind="load_failed"}', 1),
         ('hicache_failures_total{kind="dropped_pages"}', 0),
         ('hicache_cache_work_total{kind="load_pages"}', 9),

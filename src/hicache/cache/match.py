@@ -4,14 +4,15 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from hicache.cache.lent import Lent
 from hicache.controller import LoadBack, Prefetch
 from hicache.controller.dispatch import Retired
-from hicache.controller.state import State, spread
-from hicache.coverage import Checkpoint
+from hicache.controller.state import State
+from hicache.coverage import longest_usable
 from hicache.errors import InvariantError
 from hicache.keys import TOKEN_BYTES, Namespace
 from hicache.transfer import Event
-from hicache.tree import Pin, Receipt, Span, TreeMatch
+from hicache.tree import InsertResult, Pin, Receipt, Span, TreeMatch
 from hicache.units import HOLE, DeviceSlots, Int32Array, PoolName, Tier
 
 
@@ -37,7 +38,7 @@ class Match:
         self._receipts: list[Receipt] = []
         self._load: LoadBack | None = None
         self._unsettled = 0
-        self._lent: dict[PoolName, Int32Array] = {pool: _empty() for pool in state.pools}
+        self._lent = Lent({pool: state.group.get_entry(pool).coverage for pool in state.pools})
         self._retired: list[Retired] = []
         self._after: Event | None = None
         self._used = False
@@ -71,9 +72,22 @@ class Match:
         return self._span.stop * self._page_size if self._open else 0
 
     @property
+    def known_tokens(self) -> int:
+        """Tokens of the prompt in full pages that the tree knew when they were matched, usable or not.
+
+        The prompt is there what another was: a snapshot at the end of it is likely to be of use again.
+        """
+        return self._found.pages * self._page_size
+
+    @property
+    def live_slots(self) -> Mapping[PoolName, int]:
+        """Per Checkpoint pool, the device slot of the request's own running state; none before it was lent any."""
+        return dict(self._lent.live)
+
+    @property
     def page_count(self) -> int:
         """How many pages the account has slots for."""
-        return self._span.stop + self._lent_pages
+        return self._span.stop + self._lent.pages
 
     @property
     def loading(self) -> bool:
@@ -81,29 +95,29 @@ class Match:
         return self._unsettled > 0
 
     def slots(self, pool: PoolName | None = None) -> DeviceSlots:
-        """Device slots of a pool (by default the anchor) by page, int32 [page_count]; HOLE where it needs none."""
+        """Device slots of a pool (by default the anchor) by page, int32 [page_count]; HOLE where it needs none.
+
+        Of a Checkpoint pool: page p - 1 has the snapshot at boundary p, where there is one. A slot that the request
+        was lent for it goes before the one in the tree.
+        """
         self.require_open()
         name = pool if pool is not None else self._state.group.anchor_entry.name
         run = self._state.slots(self._span, name, Tier.DEVICE)
         if self._load is not None:
             run = np.where(run == HOLE, self._load.runs[name], run)
-        return DeviceSlots(np.concatenate((run, self._lent[name])).astype(np.int32, copy=False))
+        return DeviceSlots(self._lent.extend(run, name).astype(np.int32, copy=False))
 
     # What follows is for the cache that made the match.
 
     @property
     def lent(self) -> Mapping[PoolName, Int32Array]:
-        """Slots that belong to the request alone, in page order."""
-        return self._lent
+        """Slots that belong to the request alone: new pages in order, or snapshots and the live state."""
+        return self._lent.all()
 
     @property
     def retired(self) -> tuple[Retired, ...]:
         """Slots that go back once its computation no longer needs them."""
         return tuple(self._retired)
-
-    @property
-    def _lent_pages(self) -> int:
-        return max(len(run) for run in self._lent.values())
 
     def use(self) -> bool:
         """The match is used. True the first time: its hits and its recency count then, and once."""
@@ -115,6 +129,7 @@ class Match:
         counters.lookup_tokens += len(self.tokens) // TOKEN_BYTES
         self._cached[Tier.DEVICE] = self.device_tokens
         counters.hit_tokens[Tier.DEVICE] += self.device_tokens
+        counters.kv_hit_without_state += self._pages_without_state() * self._page_size
         self._state.tree.touch(self._found, self._found.usable_pages)
         return True
 
@@ -124,6 +139,7 @@ class Match:
         self._short = False
         self._load = load
         self._span = span
+        self._retire_snapshots()
         self._unsettled = len(load.ops)
         self.length_tokens = span.stop * self._page_size
         if not load.ops:
@@ -144,48 +160,59 @@ class Match:
             self._finish_load()
         return load
 
-    def lend(self, slots: Mapping[PoolName, Int32Array], pages: int, new_tokens: int) -> None:
-        """Add `pages` pages of slots. A snapshot slot lies at the last full page."""
-        state = self._state
+    def lend(self, slots: Mapping[PoolName, Int32Array], pages: int, new_tokens: int) -> Mapping[PoolName, DeviceSlots]:
+        """Take what `wanted` asked for. Returns it, but for live slots."""
         self.length_tokens += new_tokens
-        boundary = self.length_tokens // self._page_size - self._span.stop - self._lent_pages - 1
-        for pool, run in self._lent.items():
-            taken = slots.get(pool, _empty())
-            if isinstance(state.group.get_entry(pool).coverage, Checkpoint):
-                at = np.zeros(pages, dtype=np.bool_)
-                at[boundary : boundary + len(taken)] = True
-                taken = spread(at, taken)
-            self._lent[pool] = np.concatenate((run, taken))
+        left = self._lent.add_live(slots)
+        self._lent.add(left, pages, self.length_tokens // self._page_size - 1)
+        return {pool: DeviceSlots(run) for pool, run in left.items()}
 
-    def wanted(self, new_tokens: int) -> tuple[int, dict[PoolName, int]]:
-        """How many pages `new_tokens` more tokens need, and the slots per pool."""
-        have = self.page_count
+    def wanted(self, new_tokens: int, checkpoint: bool) -> tuple[int, dict[PoolName, int]]:
+        """How many pages `new_tokens` more tokens need, and the slots per pool, those for states included."""
         target = self.length_tokens + new_tokens
-        pages = max(0, -(-target // self._page_size) - have)
-        snapshots = int(pages > 0 and target // self._page_size > have)
-        demand = {}
-        for pool in self._lent:
-            coverage = self._state.group.get_entry(pool).coverage
-            count = snapshots if isinstance(coverage, Checkpoint) else pages
-            if count:
-                demand[pool] = count
-        return pages, demand
+        pages = max(0, -(-target // self._page_size) - self.page_count)
+        demand = dict.fromkeys(self._lent.token_pools, pages)
+        last = target // self._page_size - 1
+        for pool in self._lent.state_pools:
+            demand[pool] = int(pool not in self._lent.live)
+            demand[pool] += int(checkpoint and last >= 0 and not self._has_snapshot(pool, last))
+        return pages, {pool: count for pool, count in demand.items() if count}
 
-    def hand_over(self, pages: int) -> dict[PoolName, Int32Array]:
-        """The lent slots of the account's pages up to page `pages`: what goes into the tree."""
-        count = pages - self._span.stop
-        return {pool: run[:count] for pool, run in self._lent.items()}
+    def _has_snapshot(self, pool: PoolName, page: int) -> bool:
+        if self._lent.has_snapshot(pool, page):
+            return True
+        if page >= self._span.stop:
+            return False
+        loading = self._load is not None and self._load.runs[pool][page] != HOLE
+        return bool(loading or self._state.tree.slots(self._span, pool, Tier.DEVICE, page, page + 1)[0] != HOLE)
 
-    def handed_over(
-        self, found: TreeMatch, pages: int, duplicates: Mapping[PoolName, Int32Array], after: Event | None
-    ) -> None:
-        """The tree has taken them, but for `duplicates`. Pin what is there; free what only computation still reads."""
-        count = pages - self._span.stop
+    def drop_snapshots(self, page: int) -> None:
+        """Free what was lent for the snapshots that page `page` is."""
+        self._state.free_device(self._lent.take_snapshots(page, page + 1))
+
+    def can_offer(self, pages: int, checkpoints: bool) -> bool:
+        """Whether it was lent anything of its first `pages` pages that the tree may have."""
+        return pages > self._span.stop or (checkpoints and self._lent.has_snapshots(pages))
+
+    def offer(self, pages: int, checkpoints: bool) -> tuple[int, dict[PoolName, Int32Array]]:
+        """What it was lent of its pages up to page `pages`: the first page, and runs per pool from there on."""
+        return self._lent.offer(self._span.stop, pages, checkpoints)
+
+    def handed_over(self, inserted: InsertResult, pages: int, checkpoints: bool, after: Event | None) -> None:
+        """The tree has taken what was offered up to `pages`, but for duplicates.
+
+        Pin what is there; free what only computation still reads. Without a token pool the tree knows no page behind
+        the last snapshot: the account goes on having those.
+        """
+        found = inserted.match
+        shared = min(pages, found.pages)
         if after is not None:
             self._after = after
-        self._retired.append(Retired(duplicates))
-        self._hold(found, pages, [self._state.tree.pin(found, Pin.HERE, pages)], after)
-        self._lent = {pool: run[count:] for pool, run in self._lent.items()}
+        self._retired.append(Retired(inserted.duplicates))
+        if checkpoints:
+            self._lent.take_snapshots(stop=pages)
+        self._lent.take_pages(shared - self._span.stop)
+        self._hold(found, shared, [self._state.tree.pin(found, Pin.HERE, shared)], after)
         self._free_retired(after)
 
     def computed(self, tokens: int) -> None:
@@ -196,8 +223,8 @@ class Match:
         """Give everything back once `after`, or what `insert` was told last, has passed. Returns the loads to leave."""
         self.require_open()
         self._open = False
-        self._retired.append(Retired(self._lent))
-        self._lent = {pool: _empty() for pool in self._lent}
+        self._retired.append(Retired(self._lent.all()))
+        self._lent = Lent({})
         receipts, self._receipts = self._receipts, []
         retired, self._retired = self._retired, []
         self._state.give_back(receipts, retired, after if after is not None else self._after)
@@ -289,15 +316,22 @@ class Match:
             counters.hit_tokens[tier] += tokens - before[tier]
 
     def _retire_snapshots(self) -> None:
-        for pool, run in self._lent.items():
-            if isinstance(self._state.group.get_entry(pool).coverage, Checkpoint):
-                self._retired.append(Retired({pool: run}))
-                self._lent[pool] = np.full(len(run), HOLE, dtype=np.int32)
+        """The request starts again at the end of its span: snapshots are lent anew."""
+        self._retired.append(Retired(self._lent.take_snapshots()))
+
+    def _pages_without_state(self) -> int:
+        """Pages behind the hit that all pools could resume at but for those of states, which have no snapshot there."""
+        found, state = self._found, self._state
+        if found.pages == found.usable_pages or not self._lent.state_pools:
+            return 0
+        there = []
+        for pool in self._lent.token_pools:
+            present = np.zeros(found.pages, dtype=np.bool_)
+            for tier in (Tier.DEVICE, Tier.HOST):
+                present |= state.tree.slots(found, pool, tier, 0, found.pages) != HOLE
+            there.append((state.group.get_entry(pool).coverage, present))
+        return max(0, longest_usable(there, self._page_size) - found.usable_pages)
 
     def _free_retired(self, after: Event | None) -> None:
         retired, self._retired = self._retired, []
         self._state.give_back((), retired, after)
-
-
-def _empty() -> Int32Array:
-    return np.empty(0, dtype=np.int32)

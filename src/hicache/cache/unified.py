@@ -107,8 +107,14 @@ class UnifiedRadixCache:
         match.start_load(span, back)
         return Load(match, [op.progress for op in back.ops], self._transfer_timeout_s, self._settle)
 
-    def allocate(self, match: Match, new_tokens: int) -> Mapping[PoolName, DeviceSlots] | None:
-        """Lend the match slots for `new_tokens` more tokens: the new pages' slots per pool, all pools or none.
+    def allocate(
+        self, match: Match, new_tokens: int, *, checkpoint: bool = False
+    ) -> Mapping[PoolName, DeviceSlots] | None:
+        """Lend the match slots for `new_tokens` (0 or more) more tokens: those of new pages per pool, all or none.
+
+        With `checkpoint` also a slot in every Checkpoint pool for the snapshot at the last page boundary within the
+        account's length, where it has none there: `match.slots` has it. The first call of a match lends it its
+        `live_slots` besides, which are not in what it returns.
 
         None: not enough slots are free now. If device pages are being written back, ask again after `poll`; else
         they are in use by others.
@@ -116,16 +122,26 @@ class UnifiedRadixCache:
         self._require_open()
         match.require_open()
         self._use(match, match.span)
-        pages, demand = match.wanted(new_tokens)
+        pages, demand = match.wanted(new_tokens, checkpoint)
         reservation = self._controller.mem_pool_host.reserve(demand, Tier.DEVICE)
         if reservation is None:
             return None
-        slots = reservation.commit()
-        match.lend(slots, pages, new_tokens)
-        return {pool: DeviceSlots(run) for pool, run in slots.items()}
+        return match.lend(reservation.commit(), pages, new_tokens)
 
-    def insert(self, match: Match, tokens: Tokens, after: Event | None = None) -> Match:
+    def drop_checkpoint(self, match: Match, page: int) -> None:
+        """Give back what the match was lent for the snapshots at boundary `page` (`page` pages), if it was.
+
+        At once: nobody reads them, and whatever wrote them must have ended.
+        """
+        self._require_open()
+        match.require_open()
+        match.drop_snapshots(page - 1)
+
+    def insert(self, match: Match, tokens: Tokens, after: Event | None = None, *, checkpoints: bool = True) -> Match:
         """Put the full pages of `tokens` (all that the request has computed) into the tree, to be shared from now on.
+
+        Snapshots up to there go along, also those of pages that went before; without `checkpoints` they stay the
+        request's own, for a later call or `drop_checkpoint`.
 
         Returns the match, whose `slots` may have changed: pages that somebody else had inserted first are used
         instead, and the request's own are freed once `after`, the computation that wrote and reads them, has passed.
@@ -135,8 +151,8 @@ class UnifiedRadixCache:
         raw = token_bytes(tokens)
         pages = len(raw) // TOKEN_BYTES // self._page_size
         match.require_slots(pages)
-        if pages > match.span.stop:
-            self._hand_over(match, raw, pages, after)
+        if match.can_offer(pages, checkpoints):
+            self._hand_over(match, raw, pages, after, checkpoints)
         match.computed(len(raw) // TOKEN_BYTES)
         return match
 
@@ -203,12 +219,12 @@ class UnifiedRadixCache:
         self._controller.close()
         self._matches.clear()
 
-    def _hand_over(self, match: Match, raw: bytes, pages: int, after: Event | None) -> None:
+    def _hand_over(self, match: Match, raw: bytes, pages: int, after: Event | None, checkpoints: bool) -> None:
         state = self._controller.state
         inserted = raw[: pages * self._page_size * TOKEN_BYTES]
-        runs = match.hand_over(pages)
-        result = state.tree.insert(match.namespace.fingerprint, inserted, match.span.stop, runs)
-        match.handed_over(result.match, min(pages, result.match.pages), result.duplicates, after)
+        first, runs = match.offer(pages, checkpoints)
+        result = state.tree.insert(match.namespace.fingerprint, inserted, first, runs)
+        match.handed_over(result, pages, checkpoints, after)
         self._controller.computed(match.span, after)
 
     def _use(self, match: Match, span: Span) -> None:

@@ -12,6 +12,8 @@ class Counters:
     lookups: int = 0
     lookup_tokens: int = 0
     hit_tokens: dict[Tier, int] = field(default_factory=lambda: dict.fromkeys(Tier, 0))
+    kv_hit_without_state: int = 0
+    """Tokens behind a hit that only a snapshot of the state was lacking for."""
     backup_pages: int = 0
     backup_failed_pages: int = 0
     backup_refused_pages: int = 0

@@ -24,6 +24,9 @@ FAILURES = frozenset(
 )
 """Counters of the cache that each shrink a hit."""
 
+OWN_FAMILY = frozenset({"lookup_tokens", "kv_hit_without_state"})
+"""Counters of the cache that are shown on their own, with those by tier."""
+
 
 class EngineCollector(Collector):
     """Reads `stats` and `health` at every scrape."""
@@ -40,6 +43,11 @@ class EngineCollector(Collector):
         yield from _pools(stats.pools)
         yield _hits(stats)
         yield _counter("hicache_cache_lookup_tokens", "Prompt tokens looked up in the cache", stats.lookup_tokens)
+        yield _counter(
+            "hicache_cache_kv_hit_without_state_tokens",
+            "Prompt tokens behind a hit that had KV, and no snapshot of the state to resume at",
+            stats.counters["kv_hit_without_state"],
+        )
         yield _gauge("hicache_transfers_in_flight", "Transfers between tiers that have not settled", stats.in_flight)
         yield _gauge("hicache_open_matches", "Requests that hold pages of the cache", stats.open_matches)
         yield _gauge("hicache_pins", "Locks held on cached pages", stats.pins)
@@ -98,7 +106,7 @@ def _counted(stats: CacheStats, core: CoreCounts) -> Iterator[Metric]:
     for kind, count in stats.counters.items():
         if kind in FAILURES:
             failures.add_metric((kind,), count)
-        elif not kind.startswith(("hit_tokens", "lookup_tokens")):
+        elif kind not in OWN_FAMILY and not kind.startswith("hit_tokens"):
             work.add_metric((kind,), count)
     failures.add_metric(("failed_requests",), core.failed_requests)
     failures.add_metric(("void_steps",), core.void_steps)
