@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hicache.builder import ModelDescription, build_kv_cache, describe_sizes, full_attention
+from hicache.builder import ModelDescription, build_kv_cache, full_attention
 from hicache.builder import build as build_module
 from hicache.config import CacheConfig
 from hicache.device.array import ArrayDevicePool
@@ -13,7 +13,7 @@ from hicache.errors import ConfigError
 from hicache.memory import available_memory_bytes
 from hicache.storage.memory import MemoryBackend
 from hicache.storage.registry import register_backend, unregister_backend
-from tests.world import DERIVED, PAGE, THREE_POOLS, namespace, tokens
+from tests.world import DERIVED, PAGE, THREE_POOLS, checkpoint_share, namespace, tokens
 
 MODEL = full_attention(2, 2, 8, "float32", PAGE)
 PAGE_BYTES = MODEL.slot_bytes
@@ -65,7 +65,7 @@ def test_a_page_larger_than_the_pool_is_refused_with_the_size_that_would_do(noth
 
 
 def test_reserved_slots_come_on_top_of_one_page(nothing_is_allocated):
-    with pytest.raises(ConfigError, match=r"all pools, and 3 more are reserved\); give it 4KiB or more"):
+    with pytest.raises(ConfigError, match=r"all pools\), and 3 more of each are reserved; give it 4KiB or more"):
         build_kv_cache(MODEL, config(device_size=3 * PAGE_BYTES), reserved_slots=3)
 
 
@@ -79,31 +79,27 @@ def test_device_memory_that_is_not_the_hosts_is_not_counted(nothing_is_allocated
 
 
 @pytest.mark.parametrize("model", [MODEL, DERIVED, THREE_POOLS])
-def test_every_pool_gets_as_many_slots_as_all_sizes_together_allow(model: ModelDescription):
-    sizes = config(device_size=10 * model.slot_bytes + model.slot_bytes - 1, host_size=20 * model.slot_bytes)
+def test_pools_get_the_slots_that_the_sizes_allow(model: ModelDescription):
+    sizes = config(
+        device_size=12 * model.slot_bytes,
+        host_size=20 * model.slot_bytes,
+        window_ratio=1.0,
+        checkpoint_share=checkpoint_share(model),
+    )
     cache = build_kv_cache(model, sizes, reserved_slots=2)
     for pool in cache.stats().pools:
-        assert pool.slots == (8 if pool.tier.value == "device" else 20), pool
+        assert pool.slots == (10 if pool.tier.value == "device" else 20), pool
     for tier in ("device", "host"):
         pools = [pool for pool in cache.stats().pools if pool.tier.value == tier]
         derived = sum(pool.slot_bytes for pool in model.pools if pool.derived_from is not None)
         assert sum(pool.slot_bytes for pool in pools) + derived == model.slot_bytes
     match = cache.match_prefix(tokens(*range(9)), namespace(model))
-    taken = cache.allocate(match, 8 * PAGE)
+    taken = cache.allocate(match, 10 * PAGE)
     assert all(slots.min() >= 2 for slots in taken.values()), "reserved slots are never handed out"
     assert cache.allocate(match, 1) is None
     cache.release(match)
     cache.audit()
     cache.close()
-
-
-def test_sizes_are_described_one_line_per_pool_and_tier():
-    lines = describe_sizes(DERIVED, config(device_size=10 * DERIVED.slot_bytes)).splitlines()
-    assert lines[:2] == [
-        "device kv: 10 pages of 4 tokens, 84B each, 840B",
-        "device indexer: 10 pages of 4 tokens, 28B each, 280B",
-    ]
-    assert [line.split(":")[0] for line in lines[2:]] == ["host kv", "host indexer"]
 
 
 def test_a_device_that_has_no_memory_gives_host_memory_and_store_back():

@@ -9,6 +9,8 @@ cache.device_size           --device-size           HICACHE_DEVICE_SIZE
 cache.host_size             --host-size             HICACHE_HOST_SIZE
 cache.host_arena            --host-arena            HICACHE_HOST_ARENA
 cache.page_size             --page-size             HICACHE_PAGE_SIZE
+cache.window_ratio          --window-ratio          HICACHE_WINDOW_RATIO
+cache.checkpoint_share      --checkpoint-share      HICACHE_CHECKPOINT_SHARE
 cache.storage_url           --storage-url           HICACHE_STORAGE_URL
 cache.storage_size          --storage-size          HICACHE_STORAGE_SIZE
 cache.write_policy          --write-policy          HICACHE_WRITE_POLICY
@@ -24,6 +26,7 @@ serve.dtype                 --dtype                 HICACHE_SERVE_DTYPE
 serve.max_running           --max-running           HICACHE_SERVE_MAX_RUNNING
 serve.max_model_len         --max-model-len         HICACHE_SERVE_MAX_MODEL_LEN
 serve.chunk_tokens          --chunk-tokens          HICACHE_SERVE_CHUNK_TOKENS
+serve.snapshot_interval     --snapshot-interval     HICACHE_SERVE_SNAPSHOT_INTERVAL
 serve.threads               --threads               HICACHE_SERVE_THREADS
 serve.cache_folder          --cache-folder          HICACHE_SERVE_CACHE_FOLDER
 """

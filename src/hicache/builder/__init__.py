@@ -1,6 +1,6 @@
 """What cannot be supported is refused by name at start."""
 
-from hicache.builder.build import DevicePoolFactory, build_kv_cache, describe_sizes
+from hicache.builder.build import DevicePoolFactory, build_kv_cache
 from hicache.builder.describe import (
     ModelConfig,
     ModelDescription,
@@ -18,6 +18,7 @@ from hicache.builder.plain import (
     window_pool,
 )
 from hicache.builder.refusals import REFUSED
+from hicache.builder.sizes import PoolSizes, describe_sizes, split_sizes
 
 __all__ = [
     "FAMILIES",
@@ -26,6 +27,7 @@ __all__ = [
     "ModelConfig",
     "ModelDescription",
     "PoolDescription",
+    "PoolSizes",
     "attention_pool",
     "build_kv_cache",
     "chunked_pool",
@@ -34,6 +36,7 @@ __all__ = [
     "full_attention",
     "indexer_pool",
     "latent_pool",
+    "split_sizes",
     "state_pool",
     "window_pool",
 ]

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from typing import TypeAlias
 
 from hicache.builder.describe import ModelConfig, ModelDescription, PoolDescription, describe_model
+from hicache.builder.sizes import PoolSizes, split_sizes
 from hicache.cache import UnifiedRadixCache
 from hicache.config import CacheConfig, format_size, redact
 from hicache.controller import Agree, ControllerConfig, HybridCacheController, OneRank
@@ -36,6 +37,7 @@ def build_kv_cache(
     dtype: str | None = None,
     device_pool: DevicePoolFactory = ArrayDevicePool.page_first,
     reserved_slots: int = 0,
+    live_slots: int = 1,
     device_in_host_memory: bool = True,
     executor: Executor | None = None,
     clock: Callable[[], float] = time.monotonic,
@@ -45,23 +47,25 @@ def build_kv_cache(
 
     `dtype` overrides the config's; `device_pool` makes device memory (an engine with tensors of its own gives a
     factory that wraps them), out of host memory or not; the first `reserved_slots` slots of every device pool are
-    never handed out. Raises ConfigError, in one line and before memory is taken, when model and sizes don't fit
-    this machine. A store that can't be opened is named by `health`; the cache runs without it.
+    never handed out. `live_slots` requests may run at a time, each with a recurrent state of its own. Raises
+    ConfigError, in one line and before memory is taken, when model and sizes don't fit this machine. A store that
+    can't be opened is named by `health`; the cache runs without it.
     """
     model = describe_model(model_config, config.page_size, dtype)
-    device_slots = _slots(config.device_size, model, "device_size", reserved_slots) + reserved_slots
-    host_slots = _slots(config.host_size, model, "host_size", 0)
+    sizes = split_sizes(model, config, reserved_slots=reserved_slots, live_slots=live_slots)
     _require_storage_size(config, model)
     _require_memory(config, device_in_host_memory)
     allocators = {
-        pool.name: SlotAllocator(device_slots, reserved_slots) for pool in model.pools if pool.derived_from is None
+        pool.name: SlotAllocator(sizes.device[pool.name] + reserved_slots, reserved_slots)
+        for pool in model.pools
+        if pool.derived_from is None
     }
     with ExitStack() as undo:
         store = _open(config)
         if isinstance(store, PageStore):
             undo.callback(store.close)
         kind = ArenaKind(config.host_arena)
-        entries = [_entry(pool, device_pool, device_slots, host_slots, kind, allocators, undo) for pool in model.pools]
+        entries = [_entry(pool, device_pool, sizes, kind, allocators, undo) for pool in model.pools]
         controller = HybridCacheController(
             entries,
             model.layer_count,
@@ -86,42 +90,17 @@ def build_kv_cache(
     return cache
 
 
-def describe_sizes(model: ModelDescription, config: CacheConfig) -> str:
-    """What a cache of this model would allocate, one line per pool and tier."""
-    lines = []
-    for tier, size in (("device", config.device_size), ("host", config.host_size)):
-        slots = size // model.slot_bytes
-        lines += [
-            f"{tier} {pool.name}: {slots} pages of {config.page_size} tokens,"
-            f" {format_size(pool.slot_bytes)} each, {format_size(slots * pool.slot_bytes)}"
-            for pool in model.pools
-        ]
-    return "\n".join(lines)
-
-
-def _slots(size_bytes: int, model: ModelDescription, field: str, reserved: int) -> int:
-    """The slots that every pool gets from `size_bytes` for all pools."""
-    slots = size_bytes // model.slot_bytes - reserved
-    if slots < 1:
-        raise ConfigError(
-            f"{field}={format_size(size_bytes)} holds less than one page ({format_size(model.slot_bytes)} over all"
-            f" pools{f', and {reserved} more are reserved' if reserved else ''});"
-            f" give it {format_size((reserved + 1) * model.slot_bytes)} or more"
-        )
-    return int(slots)
-
-
 def _entry(
     pool: PoolDescription,
     device_pool: DevicePoolFactory,
-    device_slots: int,
-    host_slots: int,
+    sizes: PoolSizes,
     arena: ArenaKind,
     allocators: dict[str, SlotAllocator],
     undo: ExitStack,
 ) -> PoolEntry:
     layout = PackedLayout(pool.geometry, pool.packed_drafts)
-    host_pool = HostPool.allocate(pool.name, layout, host_slots, _CAPABILITIES, arena)
+    device_slots = sizes.device[pool.name] + sizes.reserved
+    host_pool = HostPool.allocate(pool.name, layout, sizes.host[pool.name], _CAPABILITIES, arena)
     undo.callback(host_pool.close)
     entry = PoolEntry(
         name=pool.name,

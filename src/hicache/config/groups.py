@@ -64,6 +64,12 @@ class CacheConfig(Group):
         "plain", description="Host memory from ordinary pages, from huge pages, or shared with other processes."
     )
     page_size: int = Field(16, gt=0, le=1024, description="Tokens per page: what is hashed, stored and evicted as one.")
+    window_ratio: float = Field(
+        0.5, gt=0, le=1, description="Pages of a sliding-window pool per page of a full-attention pool."
+    )
+    checkpoint_share: float = Field(
+        0.25, gt=0, lt=1, description="The share of the bytes that goes to snapshots of recurrent state."
+    )
     storage_url: str | None = Field(
         None, repr=False, description="Where pages are stored (L3), such as file:./store. Not set: nothing is stored."
     )
@@ -116,6 +122,11 @@ class ServeConfig(Group):
         None, gt=1, description="The most tokens of a prompt and its answer. Not set: what the model allows."
     )
     chunk_tokens: int = Field(512, gt=0, description="The most prompt tokens that one step computes.")
+    snapshot_interval: int = Field(
+        1024,
+        ge=0,
+        description="Prompt tokens between snapshots of recurrent state, beside those where reuse is likely; 0: none.",
+    )
     threads: int | None = Field(None, gt=0, description="Threads that the model computes with. Not set: torch decides.")
     cache_folder: Path = Field(
         default_factory=_user_cache_folder,
