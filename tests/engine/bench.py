@@ -1,11 +1,11 @@
 """A core that the test steps itself: no thread, any transfer executor, any sizes."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from hicache.builder import build_kv_cache, full_attention
+from hicache.builder import ModelDescription, build_kv_cache, full_attention
 from hicache.config import CacheConfig
 from hicache.device.torch import RESERVED_SLOTS, TorchDevicePool
 from hicache.engine import Chunk, SamplingParams
@@ -17,7 +17,7 @@ from hicache.keys import Namespace
 from hicache.layout import PoolGeometry
 from hicache.storage import PageStore, StorageBackend
 from hicache.transfer import Executor as TransferExecutor
-from tests.engine.tiny import EOS, LAYERS, PAGE, PAGE_BYTES
+from tests.engine.tiny import EOS, LAYERS, PAGE
 
 MODEL = full_attention(LAYERS, kv_heads=2, head_dim=16, dtype="float32", page_size=PAGE)
 NAMESPACE = Namespace(model="tiny", weights="0", dtype="float32", page_size=PAGE, geometry=MODEL.fingerprint)
@@ -58,6 +58,7 @@ class Bench:
     def __init__(
         self,
         model: CausalModel,
+        description: ModelDescription = MODEL,
         *,
         device_pages: int = 200,
         host_pages: int = 400,
@@ -68,26 +69,33 @@ class Bench:
         write_policy: str = "write_through",
         pool: Callable[[str, PoolGeometry, int], TorchDevicePool] = TorchDevicePool.page_first,
     ) -> None:
-        pools: list[TorchDevicePool] = []
+        pools: dict[str, TorchDevicePool] = {}
+        options = options or CoreOptions(chunk_tokens=64)
 
         def device_pool(name: str, geometry: PoolGeometry, slots: int) -> TorchDevicePool:
-            pools.append(pool(name, geometry, slots))
-            return pools[-1]
+            pools[name] = pool(name, geometry, slots)
+            return pools[name]
 
         config = CacheConfig(
-            device_size=(device_pages + RESERVED_SLOTS) * PAGE_BYTES,
-            host_size=host_pages * PAGE_BYTES,
+            device_size=(device_pages + RESERVED_SLOTS) * description.slot_bytes,
+            host_size=host_pages * description.slot_bytes,
             page_size=PAGE,
             transfer_timeout_s=timeout_s,
             write_policy=write_policy,
         )
         self.cache = build_kv_cache(
-            MODEL, config, device_pool=device_pool, reserved_slots=RESERVED_SLOTS, executor=transfers
+            description,
+            config,
+            device_pool=device_pool,
+            reserved_slots=RESERVED_SLOTS,
+            live_slots=options.max_running,
+            executor=transfers,
         )
         if backend is not None:
             self.cache.attach_storage_backend(PageStore(backend))
-        self.executor = Executor(model, pools[0], 1024)
-        self.core = EngineCore(self.cache, self.executor, options or CoreOptions(chunk_tokens=64))
+        self.executor = Executor(model, description, pools, 1024)
+        self.core = EngineCore(self.cache, self.executor, options)
+        self._namespace = replace(NAMESPACE, geometry=description.fingerprint)
         self._next_id = 0
 
     def add(self, ids: Sequence[int], max_tokens: int = 8, salt: str = "", **params) -> Answer:
@@ -96,7 +104,7 @@ class Bench:
             answer.id,
             ids,
             SamplingParams(max_tokens=max_tokens, **params),
-            NAMESPACE.with_salt(salt),
+            self._namespace.with_salt(salt),
             Letters(),
             frozenset([EOS]),
             answer.chunks.append,

@@ -5,9 +5,10 @@ import pytest
 import torch
 
 from hicache.device.torch import TRASH_SLOT, ZERO_SLOT, TorchDevicePool
-from hicache.engine.attention import KV_BLOCK_TOKENS, Segment
 from hicache.engine.executor import Executor
 from hicache.engine.model import CausalModel
+from hicache.engine.segment import Segment
+from hicache.engine.token_pools import KV_BLOCK_TOKENS
 from hicache.units import DeviceSlots
 from tests.engine.bench import MODEL
 from tests.engine.tiny import PAGE, prompt
@@ -17,7 +18,15 @@ LENGTH = 600
 
 
 def executor(model: CausalModel, make=TorchDevicePool.page_first) -> Executor:
-    return Executor(model, make("kv", GEOMETRY, 400), 1024)
+    return Executor(model, MODEL, {"kv": make("kv", GEOMETRY, 400)}, 1024)
+
+
+def segment(ids: list[int], start: int, where: DeviceSlots, **more) -> Segment:
+    return Segment(np.array(ids, np.uint32), start, {"kv": where}, **more)
+
+
+def logits_of(runner: Executor, segments: list[Segment], before_layer=lambda layer: None) -> list[torch.Tensor]:
+    return [output.logits[-1] for output in runner.run(segments, before_layer)]
 
 
 def slots(first: int, pages: int, shuffled: bool = False) -> DeviceSlots:
@@ -27,7 +36,7 @@ def slots(first: int, pages: int, shuffled: bool = False) -> DeviceSlots:
 
 def run_in_chunks(runner: Executor, ids: list[int], chunk: int, where: DeviceSlots) -> torch.Tensor:
     for start in range(0, len(ids), chunk):
-        logits = runner.run([Segment(np.array(ids[start : start + chunk], np.uint32), start, where)])
+        logits = logits_of(runner, [segment(ids[start : start + chunk], start, where)])
     return logits[0]
 
 
@@ -37,7 +46,7 @@ def whole(model: CausalModel) -> tuple[torch.Tensor, np.ndarray]:
     runner = executor(model)
     where = slots(2, LENGTH // PAGE)
     logits = run_in_chunks(runner, prompt(LENGTH), LENGTH, where)
-    return logits, runner.pool.stage(where)
+    return logits, runner.pools["kv"].stage(where)
 
 
 @pytest.mark.parametrize("make", [TorchDevicePool.page_first, TorchDevicePool.layer_first])
@@ -46,41 +55,41 @@ def test_chunks_layouts_and_scattered_slots_change_no_bit(model, whole, make, ch
     runner, where = executor(model, make), slots(2, LENGTH // PAGE, shuffled=True)
     logits = run_in_chunks(runner, prompt(LENGTH), chunk, where)
     assert torch.equal(logits, whole[0])
-    assert np.array_equal(runner.pool.stage(where), whole[1])
+    assert np.array_equal(runner.pools["kv"].stage(where), whole[1])
 
 
 def test_a_batch_changes_no_bit(model, whole):
     runner, where = executor(model), slots(2, LENGTH // PAGE)
     ids = prompt(LENGTH)
-    others = [np.array(prompt(count, seed=count), np.uint32) for count in (1, 3, 70)]
+    others = [prompt(count, seed=count) for count in (1, 3, 70)]
     homes = [slots(100 + 20 * index, 10) for index in range(3)]
     for start, stop in ((0, 400), (400, 598), (598, 599), (599, 600)):
-        mine = Segment(np.array(ids[start:stop], np.uint32), start, where)
-        batch = [Segment(other, 0, home) for other, home in zip(others, homes, strict=True)]
-        logits = runner.run([*batch[:2], mine, batch[2]])
+        mine = segment(ids[start:stop], start, where)
+        batch = [segment(other, 0, home) for other, home in zip(others, homes, strict=True)]
+        logits = logits_of(runner, [*batch[:2], mine, batch[2]])
     assert torch.equal(logits[2], whole[0])
-    assert np.array_equal(runner.pool.stage(where), whole[1])
+    assert np.array_equal(runner.pools["kv"].stage(where), whole[1])
 
 
 def test_more_padding_changes_no_bit(model, whole):
     runner, where = executor(model), slots(2, LENGTH // PAGE)
-    ids = np.array(prompt(LENGTH), np.uint32)
-    assert torch.equal(runner.run([Segment(ids, 0, where, kv_tokens=3 * KV_BLOCK_TOKENS)])[0], whole[0])
+    padded = segment(prompt(LENGTH), 0, where, kv_tokens=3 * KV_BLOCK_TOKENS)
+    assert torch.equal(logits_of(runner, [padded])[0], whole[0])
 
 
 def test_garbage_in_unwritten_memory_is_never_read(model, whole):
     runner, where = executor(model), slots(2, LENGTH // PAGE)
     for layer in range(len(GEOMETRY.layers)):
         for part in (0, 1):
-            runner.pool.tensor(layer, part)[2:] = float("nan")
+            runner.pools["kv"].tensor(layer, part)[2:] = float("nan")
     logits = run_in_chunks(runner, prompt(LENGTH), 77, where)
     assert torch.equal(logits, whole[0])
 
 
 def test_padding_rows_write_to_the_trash_slot_and_nowhere_else(model):
     runner = executor(model)
-    runner.run([Segment(np.array(prompt(5), np.uint32), 0, slots(7, 1))])
-    written = [slot for slot in range(400) if runner.pool.stage(slots(slot, 1)).any()]
+    runner.run([segment(prompt(5), 0, slots(7, 1))])
+    written = [slot for slot in range(400) if runner.pools["kv"].stage(slots(slot, 1)).any()]
     assert written == [TRASH_SLOT, 7]
     assert ZERO_SLOT not in written
 
@@ -88,7 +97,7 @@ def test_padding_rows_write_to_the_trash_slot_and_nowhere_else(model):
 def test_layers_are_waited_for_in_order_before_each_is_run(model):
     runner = executor(model)
     seen: list[int] = []
-    runner.run([Segment(np.array(prompt(5), np.uint32), 0, slots(7, 1))], seen.append)
+    logits_of(runner, [segment(prompt(5), 0, slots(7, 1))], seen.append)
     assert seen == [0, 1, 2]
 
 
@@ -96,6 +105,7 @@ def test_logits_of_bfloat16_are_float32(checkpoint):
     from hicache.builder import full_attention
     from hicache.engine.model import load_model
 
-    geometry = full_attention(3, 2, 16, "bfloat16", PAGE).pools[0].geometry
-    runner = Executor(load_model(checkpoint, torch.bfloat16), TorchDevicePool.page_first("kv", geometry, 20), 64)
-    assert runner.run([Segment(np.array(prompt(9), np.uint32), 0, slots(3, 2))]).dtype == torch.float32
+    half = full_attention(3, 2, 16, "bfloat16", PAGE)
+    pools = {"kv": TorchDevicePool.page_first("kv", half.pools[0].geometry, 20)}
+    runner = Executor(load_model(checkpoint, torch.bfloat16), half, pools, 64)
+    assert logits_of(runner, [segment(prompt(9), 0, slots(3, 2))])[0].dtype == torch.float32

@@ -1,5 +1,7 @@
 """Every request gets the tokens it would get alone without a cache, whatever is shared, short or broken."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -9,7 +11,7 @@ from hicache.errors import InvariantError, StorageError
 from hicache.storage.memory import MemoryBackend
 from hicache.testing.simulator import FaultRates, SimulatedExecutor
 from hicache.units import Tier
-from tests.engine.bench import Bench, mixed_prompts
+from tests.engine.bench import MODEL, Bench, mixed_prompts
 from tests.engine.tiny import PAGE, prompt
 
 
@@ -291,7 +293,7 @@ class Failing(Executor):
 
 
 def test_a_request_that_fails_takes_no_other_with_it(bench, alone, model):
-    bench.core._executor = Failing(model, bench.executor.pool, 1024)
+    bench.core._executor = Failing(model, MODEL, bench.executor.pools, 1024)
     prompts = [[token for token in ids if token != Failing.token] for ids in mixed_prompts(4, seed=2)]
     bad = bench.add([*prompt(10, seed=5), Failing.token], 8)
     good = [bench.add(ids, 8) for ids in prompts]
@@ -306,9 +308,10 @@ def test_a_request_that_fails_takes_no_other_with_it(bench, alone, model):
 def test_logits_that_are_no_numbers_are_an_error_not_an_answer(bench):
     class NotNumbers(Executor):
         def run(self, segments, before_layer=lambda layer: None):
-            return super().run(segments, before_layer) * float("nan")
+            outputs = super().run(segments, before_layer)
+            return [replace(output, logits=output.logits * float("nan")) for output in outputs]
 
-    bench.core._executor = NotNumbers(bench.executor._model, bench.executor.pool, 1024)
+    bench.core._executor = NotNumbers(bench.executor._model, MODEL, bench.executor.pools, 1024)
     answer = bench.ask(prompt(5))
     assert answer.reason == "error"
     assert "not numbers" in answer.chunks[-1].error
@@ -321,7 +324,7 @@ def test_a_bug_is_not_caught(bench):
         def run(self, segments, before_layer=lambda layer: None):
             raise InvariantError("two owners")
 
-    bench.core._executor = Wrong(bench.executor._model, bench.executor.pool, 1024)
+    bench.core._executor = Wrong(bench.executor._model, MODEL, bench.executor.pools, 1024)
     bench.add(prompt(5))
     with pytest.raises(InvariantError, match="two owners"):
         bench.core.step()

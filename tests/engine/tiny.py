@@ -1,6 +1,5 @@
 """A tiny random model with a tokenizer of its own, and engines over it, in seconds."""
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,19 +7,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
-from tokenizers.models import BPE
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from hicache.config import CacheConfig, ServeConfig, Settings
 from hicache.engine import Chunk, Engine, SamplingParams, create_engine
+from hicache.testing.families import write_tokenizer
 
 LAYERS = 3
 PAGE = 8
 EOS = 256
 VOCABULARY = 300
 PAGE_BYTES = LAYERS * 2 * 2 * 16 * 4 * PAGE
-TEMPLATE = "{% for m in messages %}{{ m['role'] + ':' + m['content'] + '\\n' }}{% endfor %}"
 
 
 def write_checkpoint(folder: Path, model_type: str = "llama", **overrides: Any) -> Path:
@@ -44,19 +41,8 @@ def write_checkpoint(folder: Path, model_type: str = "llama", **overrides: Any) 
     config: Any = AutoConfig.for_model(model_type, **(fields | overrides))
     model: Any = AutoModelForCausalLM.from_config(config)
     model.save_pretrained(folder)
-    write_tokenizer(folder)
+    write_tokenizer(folder, EOS)
     return folder
-
-
-def write_tokenizer(folder: Path) -> None:
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(BPE({letter: index for index, letter in enumerate(alphabet)}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken("<end>", special=True)])
-    tokenizer.save(str(folder / "tokenizer.json"))
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<end>", "chat_template": TEMPLATE}
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
 
 
 def settings(folder: Path, cache_folder: Path, **changes: Any) -> Settings:

@@ -12,6 +12,8 @@ from hicache.errors import ConfigError
 from hicache.keys import FingerprintMemo, Namespace, weights_fingerprint
 
 _POSITION_BOUND_ROPE = ("default", "linear", "llama3", "yarn")
+_UNBOUNDED = 1 << 20
+"""Positions of a model that names no bound: recurrent state has none."""
 _NOT_IDENTITY = ("_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version", "use_cache")
 
 
@@ -51,7 +53,7 @@ def open_checkpoint(folder: Path, dtype: str, page_size: int) -> Checkpoint:
         description=description,
         config_digest=_digest(config),
         vocabulary=int(config["vocab_size"]),
-        max_positions=int(config["max_position_embeddings"]),
+        max_positions=int(config.get("max_position_embeddings") or _UNBOUNDED),
         end_of_text=_end_of_text(raw),
         weights_bytes=_parameters(folder) * (4 if dtype == "float32" else 2),
     )
@@ -59,8 +61,10 @@ def open_checkpoint(folder: Path, dtype: str, page_size: int) -> Checkpoint:
 
 def _refuse_rope(config: Any) -> None:
     rope = config.get("rope_parameters") or {}
-    kind = rope.get("rope_type", "default")
-    if kind not in _POSITION_BOUND_ROPE:
+    nested = [part for part in rope.values() if isinstance(part, dict)]
+    for kind in [part.get("rope_type", "default") for part in nested or [rope]]:
+        if kind in _POSITION_BOUND_ROPE:
+            continue
         raise ConfigError(
             f"model type {config['model_type']!r} has rope_type {kind!r}, which turns a key by more than its own"
             f" position, so that pages can't be shared; these can: {', '.join(_POSITION_BOUND_ROPE)}"

@@ -5,11 +5,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-import torch
-
 from hicache.cache import UnifiedRadixCache
 from hicache.controller import Prefetch
-from hicache.engine.executor import Executor
+from hicache.engine.executor import Executor, Output
 from hicache.engine.request import Request
 from hicache.engine.sequence import Sequence
 from hicache.errors import InvariantError
@@ -22,10 +20,14 @@ PATIENCE_STEPS = 3
 
 @dataclass(frozen=True, slots=True)
 class CoreOptions:
-    """Limits of a step. A request that runs alone and still gets no memory for `stall_timeout_s` ends with an error."""
+    """Limits of a step. A request that runs alone and still gets no memory for `stall_timeout_s` ends with an error.
+
+    `snapshot_interval`: prompt tokens between snapshots of recurrent state, beside those where reuse is likely.
+    """
 
     max_running: int = 16
     chunk_tokens: int = 512
+    snapshot_interval: int = 0
     stall_timeout_s: float = 60.0
 
 
@@ -135,8 +137,8 @@ class EngineCore:
             self._check_progress()
             return False
         self._progress_s = self._clock()
-        for one, logits in self._run(work):
-            self._finish_step(one, logits)
+        for one, output in self._run(work):
+            self._finish_step(one, output)
         self._counts.steps += 1
         return True
 
@@ -172,13 +174,12 @@ class EngineCore:
             return None
         if sequence.missing > 1 and budget <= 0:
             return None
-        if not self._reserve(sequence):
-            return None
-        return _Work(sequence, min(sequence.missing, max(1, budget)))
+        tokens = sequence.chunk(budget)
+        return _Work(sequence, tokens) if self._reserve(sequence, tokens) else None
 
-    def _reserve(self, sequence: Sequence) -> bool:
-        """Slots for all tokens of the sequence so far. Younger ones give way when there is no other way."""
-        while not sequence.reserve(sequence.request.length):
+    def _reserve(self, sequence: Sequence, tokens: int) -> bool:
+        """Slots for the sequence's next tokens. Younger ones give way when there is no other way."""
+        while not sequence.reserve(tokens):
             sequence.refusals += 1
             if self.transfers_in_flight and sequence.refusals <= PATIENCE_STEPS:
                 return False
@@ -215,7 +216,8 @@ class EngineCore:
             self.cache.release(match)
             return None
         self._waiting.remove(ready)
-        sequence = Sequence(request, self.cache, match)
+        shared = [self._common(request, other.request) for other in self._waiting]
+        sequence = Sequence(request, self.cache, match, self._executor, shared, self._options.snapshot_interval)
         self._running.append(sequence)
         return sequence
 
@@ -225,21 +227,27 @@ class EngineCore:
         for one in work:
             other = one.sequence
             stop = min(other.computed + one.tokens, request.length - 1)
-            if one.tokens == 1 or other.request.namespace != request.namespace:
-                continue
-            same = other.request.tokens(0, stop) == request.tokens(0, stop)
-            length = stop if same.all() else int(same.argmin())
-            best = max(best, length - length % self.cache.page_size)
+            if one.tokens > 1:
+                length = min(stop, self._common(request, other.request))
+                best = max(best, length - length % self.cache.page_size)
         return best
+
+    def _common(self, one: Request, other: Request) -> int:
+        """How many tokens two requests have in common, from the first on."""
+        if one.namespace != other.namespace:
+            return 0
+        stop = min(one.length, other.length)
+        same = one.tokens(0, stop) == other.tokens(0, stop)
+        return stop if same.all() else int(same.argmin())
 
     # Computing
 
-    def _run(self, work: list[_Work]) -> list[tuple[_Work, torch.Tensor]]:
-        """Logits for each part of the step. If it fails, parts run alone, so that only the bad one ends."""
+    def _run(self, work: list[_Work]) -> list[tuple[_Work, Output]]:
+        """What came of each part of the step. If it fails, parts run alone, so that only the bad one ends."""
         try:
             segments = [one.sequence.segment(one.tokens) for one in work]
-            logits = self._executor.run(segments, lambda layer: self._wait(work, layer))
-            return list(zip(work, logits, strict=True))
+            outputs = self._executor.run(segments, lambda layer: self._wait(work, layer))
+            return list(zip(work, outputs, strict=True))
         except InvariantError:
             raise
         except Exception as error:
@@ -250,7 +258,7 @@ class EngineCore:
             self._fail(work[0].sequence, error)
             return []
 
-    def _finish_step(self, one: _Work, logits: torch.Tensor) -> None:
+    def _finish_step(self, one: _Work, output: Output) -> None:
         sequence, request = one.sequence, one.sequence.request
         try:
             if not sequence.settle():
@@ -263,8 +271,9 @@ class EngineCore:
                 sequence.share()
             else:
                 self._counts.decode_tokens += one.tokens
+                sequence.share_behind()
             if sequence.missing == 0:
-                request.advance(logits.numpy(), self._clock())
+                request.advance(output.logits[-1].numpy(), self._clock())
         except InvariantError:
             raise
         except Exception as error:

@@ -10,11 +10,14 @@ import torch
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
-from hicache.engine.attention import PagedStep
+from hicache.engine.attention import Scoring
+from hicache.engine.segment import ROW_BLOCK, padded
+from hicache.engine.step import Step
 from hicache.errors import ConfigError
 
 _ATTENTION = "hicache_paged"
 _STEP = "hicache_step"
+_LAST = -1
 _REASON_CHARACTERS = 500
 
 
@@ -47,24 +50,47 @@ class RawConfig:
 
 
 class CausalModel:
-    """A decoder whose attention is a `PagedStep`; stateless, so one instance serves all steps."""
+    """A decoder whose state lies in pools; stateless itself, so one instance serves all steps."""
 
     def __init__(self, module: Any) -> None:
         self._module = module.eval()
         self._module.set_attn_implementation(_ATTENTION)
+        self._counts_positions = bool(module.config.to_dict().get("attn_temperature_tuning"))
+
+    @property
+    def module(self) -> Any:
+        """The model of transformers."""
+        return self._module
+
+    @property
+    def one_sequence_per_forward(self) -> bool:
+        """Whether the model counts positions by itself, from the length of one sequence, and is wrong for several."""
+        return self._counts_positions
 
     @torch.inference_mode()
-    def forward(self, step: PagedStep) -> torch.Tensor:
-        """Runs all rows of the step; logits of `step.last_rows`, float32 [len(last_rows), vocabulary]."""
+    def forward(self, step: Step) -> tuple[torch.Tensor, torch.Tensor]:
+        """Runs all rows of the step.
+
+        Returns the logits of the rows that want them, float32 [rows, vocabulary], and the last hidden states of all
+        rows, [rows, hidden size].
+        """
+        rows = step.rows
+        wanted = rows.logit_rows()
+        fill = wanted[-1:] * (padded(len(wanted), ROW_BLOCK) - len(wanted))
+        stacked = rows.batch > 1
         output = self._module(
-            input_ids=step.token_ids[None],
-            position_ids=step.positions[None],
-            use_cache=False,
-            logits_to_keep=step.last_rows,
+            input_ids=rows.token_ids(),
+            position_ids=rows.positions(),
+            attention_mask=step.mask(),
+            cache=step,
+            use_cache=True,
+            output_hidden_states=_LAST,
+            logits_to_keep=0 if stacked else torch.tensor(wanted + fill),
             **{_STEP: step},
         )
-        logits: torch.Tensor = output.logits[0]
-        return logits.float()
+        logits: torch.Tensor = output.logits.flatten(0, 1)
+        hidden: torch.Tensor = output.hidden_states[-1].flatten(0, 1)
+        return logits[: len(wanted)].float(), hidden
 
     @property
     def nbytes(self) -> int:
@@ -128,8 +154,9 @@ def _attend(
     scaling: float | None = None,
     **arguments: Any,
 ) -> tuple[torch.Tensor, None]:
-    step: PagedStep = arguments[_STEP]
-    return step.attend(module.layer_idx, query, key, value, scaling), None
+    step: Step = arguments[_STEP]
+    scoring = Scoring(scaling, arguments.get("softcap") or 0.0, arguments.get("s_aux"))
+    return step.attend(module.layer_idx, query, key, value, scoring, arguments.get("indices")), None
 
 
 @contextmanager

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from hicache.engine.attention import TokenArray
 from hicache.engine.sampling import Sampler
+from hicache.engine.segment import TokenArray
 from hicache.engine.text import Decoder, Detokenizer, StopStrings
 from hicache.engine.types import Chunk, FinishReason, SamplingParams, Usage
 from hicache.keys import Namespace

@@ -1,19 +1,41 @@
-"""A request that is being computed, with its account at the cache. `computed` tokens have their KV in its slots."""
+"""A request that is being computed, with its account at the cache. `computed` tokens have their state in its slots."""
+
+from collections.abc import Iterable
 
 from hicache.cache import Load, Match, UnifiedRadixCache
-from hicache.engine.attention import Segment
+from hicache.engine.executor import Executor
 from hicache.engine.request import Request
+from hicache.engine.segment import Segment, StateSlots
+from hicache.engine.snapshots import boundaries, next_stop
 
 
 class Sequence:
-    """From admission to release. Slots are only ever reached through the match."""
+    """From admission to release. Slots are only ever reached through the match.
 
-    def __init__(self, request: Request, cache: UnifiedRadixCache, match: Match) -> None:
+    `shared` are token counts of the prompt that others have in common with it: where a snapshot is of use to them.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        cache: UnifiedRadixCache,
+        match: Match,
+        executor: Executor,
+        shared: Iterable[int] = (),
+        snapshot_interval: int = 0,
+    ) -> None:
         self.request = request
         self.computed = 0
         self.refusals = 0
         self._cache = cache
         self._match = match
+        self._executor = executor
+        self._shared = (match.known_tokens, *shared)
+        self._interval = snapshot_interval
+        self._stops: tuple[int, ...] = ()
+        self._state: StateSlots | None = None
+        self._snapshot: tuple[int, StateSlots] | None = None
+        self._kept: int | None = None
         self._load: Load | None = None
         self._settled = False
         self._released = False
@@ -22,6 +44,15 @@ class Sequence:
     def missing(self) -> int:
         """Tokens that must be computed before the next one can be chosen."""
         return self.request.length - self.computed
+
+    @property
+    def decoding(self) -> bool:
+        """Whether the whole prompt was computed."""
+        return self.computed >= self.request.prompt_tokens
+
+    @property
+    def _recurrent(self) -> bool:
+        return bool(self._executor.routes.state_pools)
 
     def start(self) -> bool:
         """Begin to load what is cached. False: ask again after the next poll.
@@ -34,20 +65,45 @@ class Sequence:
             self._load = self._cache.load_back(self._match)
             if self._load is None:
                 return False
-            self.computed = self._load.tokens
             self._settled = False
+            self._resume(self._load.tokens)
         return True
 
+    def chunk(self, budget: int) -> int:
+        """How many tokens to compute next, at most `budget` (one at least): up to where a snapshot is wanted."""
+        tokens = min(self.missing, max(1, budget))
+        return next_stop(self._stops, self.computed, tokens) if self._recurrent else tokens
+
     def reserve(self, tokens: int) -> bool:
-        """Have slots for the first `tokens` tokens. False, with nothing taken, when the device has none to give."""
-        if self._match.page_count * self._cache.page_size >= tokens:
-            return True
-        return self._cache.allocate(self._match, tokens - self._match.length_tokens) is not None
+        """Have slots for the next `tokens` tokens. False, with nothing taken, when the device has none to give.
+
+        Where all state covers the whole prefix, slots for the whole prompt are taken at once, so that what has begun
+        can go on.
+        """
+        stop = self.computed + tokens
+        routes = self._executor.routes
+        if not routes.sees_less and not self._recurrent:
+            return self._have(self.request.length)
+        missing = stop - self._match.length_tokens
+        if self._recurrent and missing >= 0 and self._wants_snapshot(stop):
+            granted = self._cache.allocate(self._match, missing, checkpoint=True)
+            if granted is not None:
+                slots = {pool: int(granted[pool][-1]) for pool in routes.state_pools if pool in granted}
+                self._snapshot = (stop, slots) if slots else None
+                return True
+        return self._have(stop)
 
     def segment(self, tokens: int) -> Segment:
         """The next `tokens` tokens to compute."""
-        token_ids = self.request.tokens(self.computed, self.computed + tokens)
-        return Segment(token_ids, self.computed, self._match.slots())
+        routes = self._executor.routes
+        live = self._match.live_slots
+        return Segment(
+            self.request.tokens(self.computed, self.computed + tokens),
+            self.computed,
+            {pool: self._match.slots(pool) for pool in routes.token_pools},
+            state_from=None if self.computed == 0 else self._state or live,
+            state_to=live,
+        )
 
     def wait(self, layer: int) -> None:
         """Block until what was loaded of `layer` is there."""
@@ -61,23 +117,69 @@ class Sequence:
         good = self._load.result()
         if good < self._load.tokens:
             self._load = None
-            self.computed = 0
+            self._resume(0)
             return False
         self._settled = True
         self.request.use_cache(self._match.cached_tokens)
         return True
 
     def advance(self, tokens: int) -> None:
-        """`tokens` more have been computed."""
+        """`tokens` more have been computed: where a snapshot was wanted there, it is taken."""
         self.computed += tokens
+        self._state = None
+        if self._snapshot is not None and self._snapshot[0] == self.computed:
+            self._take_snapshot(self._snapshot[1])
+            self._snapshot = None
 
     def share(self) -> None:
-        """Put the full pages computed so far into the tree."""
-        if self._settled:
-            self._match = self._cache.insert(self._match, self.request.tokens(0, self.computed))
+        """Put the full pages computed so far, and the snapshots taken, into the tree."""
+        self._share(snapshots=True)
+
+    def share_behind(self) -> None:
+        """While an answer grows: share full pages where that lets pages go which no token sees any more.
+
+        The newest snapshot stays here, to be dropped for the next one: an answer leaves one only.
+        """
+        if self._executor.routes.sees_less and self.computed % self._cache.page_size == 0:
+            self._share(snapshots=False)
 
     def release(self) -> None:
         """Give everything back. Once."""
         if not self._released:
             self._released = True
             self._cache.release(self._match)
+
+    def _share(self, snapshots: bool) -> None:
+        if self._settled:
+            tokens = self.request.tokens(0, self.computed)
+            self._match = self._cache.insert(self._match, tokens, checkpoints=snapshots)
+
+    def _resume(self, tokens: int) -> None:
+        """Go on from `tokens` tokens that are, or are being, loaded: with the snapshot that was taken there."""
+        page = self._cache.page_size
+        self.computed = tokens
+        self._snapshot = self._kept = None
+        self._state = None
+        if tokens:
+            pools = self._executor.routes.state_pools
+            self._state = {pool: int(self._match.slots(pool)[tokens // page - 1]) for pool in pools} or None
+        if self._recurrent:
+            self._stops = boundaries(page, tokens, self.request.length, self._interval, self._shared)
+
+    def _wants_snapshot(self, stop: int) -> bool:
+        if stop >= self.request.length and self.request.answer_tokens:
+            return stop % self._cache.page_size == 0
+        return stop in self._stops
+
+    def _take_snapshot(self, slots: StateSlots) -> None:
+        self._executor.copy_state(self._match.live_slots, slots)
+        if not self.decoding:
+            return
+        if self._kept is not None:
+            self._cache.drop_checkpoint(self._match, self._kept // self._cache.page_size)
+        self._kept = self.computed
+
+    def _have(self, tokens: int) -> bool:
+        match = self._match
+        enough = match.page_count * self._cache.page_size >= tokens and (match.live_slots or not self._recurrent)
+        return bool(enough) or self._cache.allocate(match, max(0, tokens - match.length_tokens)) is not None
