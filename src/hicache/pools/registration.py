@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from hicache.coverage import Checkpoint, Full, Window
 from hicache.errors import ConfigError
 from hicache.pools.entry import PoolEntry
 from hicache.pools.host import PoolCapabilities
@@ -44,6 +45,7 @@ def check_entry(entry: PoolEntry, others: Mapping[PoolName, PoolEntry], layer_co
         raise ConfigError(f"pools {entry.name!r} and {shared[0]!r} have one host pool; give each a pool of its own")
     _check_anchor(entry, others)
     _check_functions(entry)
+    _check_coverage(entry)
     _check_capabilities(entry)
     _check_layout(entry)
     _check_layers(entry, layer_count)
@@ -73,6 +75,14 @@ def _check_functions(entry: PoolEntry) -> None:
         raise ConfigError(
             f"pool {entry.name!r} has some of device_alloc_fn, device_free_fn and device_available_fn;"
             " give all three or none"
+        )
+
+
+def _check_coverage(entry: PoolEntry) -> None:
+    coverage: object = entry.coverage
+    if not isinstance(coverage, Full | Window | Checkpoint):
+        raise ConfigError(
+            f"pool {entry.name!r} has the coverage {coverage!r}, which is not known; use Full, Window or Checkpoint"
         )
 
 
