@@ -15,6 +15,7 @@ from hicache.engine.routes import Routes
 from hicache.engine.segment import Rows
 from hicache.engine.states import CONV, RECURRENT, StateStep
 from hicache.engine.token_pools import KV_BLOCK_TOKENS, Scratch, TokenPoolStep
+from hicache.errors import InvariantError
 from hicache.units import PoolName
 
 _KEY, _VALUE = 0, 1
@@ -139,7 +140,7 @@ class Step:
         layer = self._updated if self._updated is not None else layer_idx
         self._updated = None
         if layer is None:
-            raise AssertionError("attention without a layer")
+            raise InvariantError("attention was asked for by a module that names no layer and updated none")
         if layer in self._routes.latents:
             return self._attend_latents(layer, query, keys, values, scoring, indices)
         pool, own = self._routes.attention[layer]
@@ -147,9 +148,9 @@ class Step:
         step = self._tokens[pool]
         result = query.new_zeros(self.rows.count, query.shape[1], values.shape[-1])
         for index, read in enumerate(step.reads):
-            there, mine = (step.gather(own, part, read, self._scratch) for part in (_KEY, _VALUE))
+            key, value = (step.gather(own, part, read, self._scratch).transpose(0, 1)[None] for part in (_KEY, _VALUE))
             rows = self._query_rows(query, index)
-            attended = attend(rows, there.transpose(0, 1)[None], mine.transpose(0, 1)[None], read.visible, scoring)
+            attended = attend(rows, key, value, read.bias, scoring)
             result[self.rows.firsts[index] : self.rows.firsts[index] + rows.shape[2]] = attended
         return result.view(self.rows.batch, self.rows.width, *result.shape[1:])
 
@@ -167,12 +168,13 @@ class Step:
         for index, (read, (line, place)) in enumerate(zip(step.reads, step.places(), strict=True)):
             rows = self._query_rows(query, index)
             part = slice(place, place + read.kv_tokens)
-            visible = read.visible
+            bias = read.bias
             if indices is not None:
-                visible = visible.clone()
-                visible[: rows.shape[2]] &= self._chosen(indices, index, rows.shape[2], keys.shape[2])[:, part]
+                chosen = self._chosen(indices, index, rows.shape[2], keys.shape[2])[:, part]
+                bias = bias.clone()
+                bias[: rows.shape[2]].masked_fill_(~chosen, float("-inf"))
             key, value = keys[line : line + 1, :, part], values[line : line + 1, :, part]
-            attended = attend(rows, key, value, visible, scoring)
+            attended = attend(rows, key, value, bias, scoring)
             result[self.rows.firsts[index] : self.rows.firsts[index] + rows.shape[2]] = attended
         return result.view(self.rows.batch, self.rows.width, *result.shape[1:])
 

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from hicache.device.torch import TRASH_SLOT, ZERO_SLOT, TorchDevicePool, torch_dtype
+from hicache.engine.attention import score_bias
 from hicache.engine.segment import ROW_BLOCK, Rows, Segment, padded
 from hicache.errors import InvariantError
 from hicache.layout import PoolGeometry, TensorSpec
@@ -50,7 +51,8 @@ class Sight:
 class Read:
     """What one segment sees of a pool: `kv_tokens` tokens from position `base` on, right up to `stop`.
 
-    `slots` are its pages' slots, int64; `visible` is bool [rows, kv_tokens], its rows padded to ROW_BLOCK.
+    `slots` are its pages' slots, int64; `visible` is bool [rows, kv_tokens], its rows padded to ROW_BLOCK, and `bias`
+    the same as what is added to scores: 0 or minus infinity.
     """
 
     slots: torch.Tensor
@@ -58,6 +60,7 @@ class Read:
     stop: int
     kv_tokens: int
     visible: torch.Tensor
+    bias: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +131,7 @@ class TokenPoolStep:
         for first, segment in zip(rows.firsts, rows.segments, strict=True):
             slots = segment.slots[source]
             self._writes.extend(_writes(segment, slots, first, page_tokens))
-            reads.append(_read(segment, slots, sight, page_tokens, block))
+            reads.append(_read(segment, slots, sight, page_tokens, block, pool.tensor(0, 0).dtype))
         self._writes.extend(_Write(pad, TRASH_SLOT, 1, 0, 1) for pad in range(rows.used, rows.count))
         self.reads = tuple(reads)
 
@@ -207,7 +210,7 @@ def _writes(segment: Segment, slots: DeviceSlots, row: int, page_tokens: int) ->
     return writes
 
 
-def _read(segment: Segment, slots: DeviceSlots, sight: Sight, page_tokens: int, block: int) -> Read:
+def _read(segment: Segment, slots: DeviceSlots, sight: Sight, page_tokens: int, block: int, dtype: torch.dtype) -> Read:
     first = sight.first(segment.start)
     aligned = lcm(block, page_tokens)
     base = first // aligned * aligned
@@ -219,4 +222,5 @@ def _read(segment: Segment, slots: DeviceSlots, sight: Sight, page_tokens: int, 
     run = np.where(np.arange(len(run)) < unseen, ZERO_SLOT, run)
     rows = torch.arange(segment.start, segment.start + padded(len(segment.token_ids), ROW_BLOCK))
     visible = sight.visible(rows.clamp(max=segment.stop - 1), torch.arange(base, base + kv_tokens))
-    return Read(torch.from_numpy(run), base, segment.stop, kv_tokens, visible)
+    bias = score_bias(visible, dtype)
+    return Read(torch.from_numpy(run), base, segment.stop, kv_tokens, visible, bias)
