@@ -56,12 +56,108 @@ def checkpoint_share(model: ModelDescription) -> float:
 
 
 MODELS = {"one": ONE_POOL, "derived": DERIVED, "three": THREE_POOLS}
+"""Models with a pool `kv` that is the anchor."""
+
+
+def states(*sizes: int) -> PoolGeometry:
+    """One layer with a tensor of each size; a slot is one snapshot."""
+    return PoolGeometry.uniform(1, tuple(TensorSpec(f"s{size}", (size,), "uint8") for size in sizes), 1)
+
+
+WINDOW = ModelDescription(
+    LAYERS, (PoolDescription("swa", geometry(LAYERS, 3), (0, 1, 2), coverage=Window(2 * PAGE + 1)),)
+)
+
+CHUNKED = ModelDescription(
+    LAYERS,
+    (
+        PoolDescription("kv", geometry(1, 5), (0,)),
+        PoolDescription("swa", geometry(2, 3), (1, 2), coverage=Window(3 * PAGE), chunk_tokens=3 * PAGE),
+    ),
+)
+
+WINDOW_AND_STATE = ModelDescription(
+    LAYERS,
+    (
+        PoolDescription("swa", geometry(2, 3), (0, 2), coverage=Window(2 * PAGE + 1)),
+        PoolDescription("state", states(9, 4), (1,), coverage=Checkpoint()),
+    ),
+)
+
+STATE_AND_WINDOW = ModelDescription(
+    LAYERS,
+    (
+        PoolDescription("state", states(9), (1,), coverage=Checkpoint()),
+        PoolDescription("swa", geometry(2, 3), (0, 2), coverage=Window(PAGE + 1)),
+    ),
+)
+
+STATE = ModelDescription(
+    LAYERS,
+    (
+        PoolDescription("state", states(9, 4), (0,), coverage=Checkpoint()),
+        PoolDescription("conv", states(3), (2,), coverage=Checkpoint()),
+    ),
+)
+
+LATENT = ModelDescription(
+    LAYERS,
+    (
+        PoolDescription(
+            "latent",
+            PoolGeometry.uniform(
+                LAYERS, (TensorSpec("latent", (7,), "uint8"), TensorSpec("rope", (3,), "float16")), PAGE
+            ),
+            (0, 1, 2),
+            packed_drafts=(geometry(1, 5),),
+        ),
+        PoolDescription("indexer", geometry(2, 3), (0, 2), derived_from="latent"),
+    ),
+)
+
+EVERYTHING = ModelDescription(
+    LAYERS,
+    (
+        PoolDescription(
+            "kv",
+            PoolGeometry.uniform(
+                1,
+                (TensorSpec("k", (3,), "uint8"), TensorSpec("v", (2, 3), "float16"), TensorSpec("scale", (1,), "int8")),
+                PAGE,
+            ),
+            (0,),
+            packed_drafts=(geometry(4, 3),),
+        ),
+        PoolDescription("indexer", geometry(1, 7), (0,), derived_from="kv"),
+        PoolDescription("swa", geometry(1, 3), (1,), coverage=Window(2 * PAGE + 1)),
+        PoolDescription("chunks", geometry(1, 4), (1,), coverage=Window(3 * PAGE), chunk_tokens=3 * PAGE),
+        PoolDescription("state", states(9), (2,), coverage=Checkpoint()),
+        PoolDescription("conv", states(4, 3), (2,), coverage=Checkpoint()),
+    ),
+)
+
+KINDS = MODELS | {
+    "window": WINDOW,
+    "chunked": CHUNKED,
+    "window and state": WINDOW_AND_STATE,
+    "state and window": STATE_AND_WINDOW,
+    "state": STATE,
+    "latent": LATENT,
+    "everything": EVERYTHING,
+}
+"""Every kind of pool, alone and with others."""
 
 
 def namespace(model: ModelDescription = ONE_POOL, salt: str = "") -> Namespace:
     """The namespace of a model that does not exist."""
     return Namespace(
-        model="test", weights="0" * 64, dtype="uint8", page_size=PAGE, geometry=model.fingerprint, salt=salt
+        model="test",
+        weights="0" * 64,
+        dtype="uint8",
+        page_size=PAGE,
+        geometry=model.fingerprint,
+        salt=salt,
+        draft_lookahead=model.draft_lookahead,
     )
 
 
@@ -91,6 +187,7 @@ class World:
     backend: Any = None
     write_policy: str = "write_through"
     timeout_s: float = 1e-9
+    window_ratio: float = 1.0
     batch_pages: int = 2
     device_pool: DevicePoolFactory = ArrayDevicePool.page_first
 
@@ -103,7 +200,7 @@ class World:
             device_size=self.device_pages * self.model.slot_bytes,
             host_size=self.host_pages * self.model.slot_bytes,
             page_size=PAGE,
-            window_ratio=1.0,
+            window_ratio=self.window_ratio,
             checkpoint_share=checkpoint_share(self.model),
             write_policy=self.write_policy,
             transfer_timeout_s=self.timeout_s,
@@ -118,7 +215,7 @@ class World:
     # What an engine does
 
     def compute(self, match: Match, text: bytes) -> None:
-        """Write the right bytes to whatever the account was lent: pages and snapshots up to the text's end, live states."""
+        """Write the right bytes to all that it was lent: pages and snapshots up to the text's end, and live states."""
         pages = len(text) // 4 // PAGE
         for name, pool in self._device_pools():
             run = np.array(match.slots(self._source(name))[:pages])
@@ -253,13 +350,9 @@ class World:
             pool.load_layer(DeviceSlots(run[pages]), content, rows, layer)
 
     def _content(self, name: str, pool, prompt: bytes, pages: Sequence[int]) -> ByteArray:
+        ends = [((page + 1) * PAGE + self.model.draft_lookahead) * 4 for page in pages]
         return (
-            np.stack(
-                [
-                    page_content(self.namespace, name, prompt[: (page + 1) * PAGE * 4], pool.geometry.slot_bytes)
-                    for page in pages
-                ]
-            )
+            np.stack([page_content(self.namespace, name, prompt[:end], pool.geometry.slot_bytes) for end in ends])
             if len(pages)
             else np.empty((0, pool.geometry.slot_bytes), np.uint8)
         )

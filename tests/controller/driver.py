@@ -8,7 +8,7 @@ from hicache.storage import PageStore
 from hicache.storage.memory import MemoryBackend
 from hicache.testing.simulator import FaultRates, SimulatedExecutor
 from hicache.units import Tier
-from tests.world import MODELS, PAGE, World, tokens
+from tests.world import KINDS, PAGE, World, tokens
 
 RATES = (
     FaultRates(start=1.0),
@@ -17,12 +17,19 @@ RATES = (
     FaultRates(start=0.3, fail=0.1, partial=0.1, lose=0.05),
 )
 LENGTHS = (1, PAGE, PAGE + 1, 3 * PAGE + 2, 4 * PAGE, 5 * PAGE + 1, 6 * PAGE + 1)
+CHUNKS = (1, PAGE - 1, PAGE, PAGE + 1, 2 * PAGE)
+MOST_PAGES = 7
 MOST_REQUESTS = 4
 
 
 def prompt_of(forks: list[int], length: int) -> bytes:
     """A prompt whose page i differs from others' only by `forks[i]`."""
-    return tokens(*[forks[page] if place == 0 else 7 for page in range(7) for place in range(PAGE)][:length])
+    return tokens(*[forks[page] if place == 0 else 7 for page in range(MOST_PAGES) for place in range(PAGE)][:length])
+
+
+def answer(prompt: bytes) -> bytes:
+    """The prompt and the answer to it, of `MOST_PAGES` pages in all: longer prompts may have asked for the same."""
+    return prompt + prompt_of([0] * MOST_PAGES, MOST_PAGES * PAGE)[len(prompt) :]
 
 
 class Shelf(MemoryBackend):
@@ -39,7 +46,8 @@ class Request:
         self.prompt = prompt
         self.match = match
         self.load: Load | None = None
-        self.computed = False
+        self.computed = b""
+        """What it has computed and what that goes on from; nothing before it has begun."""
 
 
 class Driver:
@@ -53,7 +61,7 @@ class Driver:
         self.backend = Shelf()
         self.executor = SimulatedExecutor(seed, rates)
         self.world = World(
-            model=MODELS[model],
+            model=KINDS[model],
             device_pages=device_pages,
             host_pages=host_pages,
             executor=self.executor,
@@ -69,7 +77,7 @@ class Driver:
         return cls(
             seed,
             dice.choice(RATES),
-            dice.choice(sorted(MODELS)),
+            dice.choice(sorted(KINDS)),
             dice.choice(["write_through", "write_back"]),
             dice.randint(6, 16),
             dice.randint(3, 24),
@@ -101,16 +109,39 @@ class Driver:
             self.world.check(request.match)
 
     def compute(self, request: Request) -> None:
-        if request.match.loading:
+        """All of the prompt that is left, with a snapshot at its end."""
+        self.grow(request, len(request.prompt) // 4, checkpoint=True, checkpoints=True)
+
+    def grow(self, request: Request, length: int, *, checkpoint: bool, checkpoints: bool) -> None:
+        """Compute up to `length` tokens of prompt and answer, if that is more than there is, and share it."""
+        match = request.match
+        if match.loading:
             return
-        self.world.check(request.match)
-        missing = len(request.prompt) // 4 - request.match.length_tokens
-        if missing > 0 and self.cache.allocate(request.match, missing) is None:
+        self.result(request)
+        self.world.check(match)
+        text = answer(request.prompt)[: 4 * max(length, match.length_tokens)]
+        if self.cache.allocate(match, len(text) // 4 - match.length_tokens, checkpoint=checkpoint) is None:
             return
-        request.computed = True
-        self.world.compute(request.match, request.prompt)
-        request.match = self.cache.insert(request.match, request.prompt)
+        request.computed = text
+        self.world.compute(match, text)
+        self.world.check(match)
+        request.match = self.cache.insert(match, text, checkpoints=checkpoints)
         self.world.check(request.match)
+
+    def go_on(self, request: Request, tokens: int, *, checkpoint: bool, checkpoints: bool) -> None:
+        """A chunk of the prompt, or a part of the answer."""
+        length = min(request.match.length_tokens + tokens, MOST_PAGES * PAGE)
+        self.grow(request, length, checkpoint=checkpoint, checkpoints=checkpoints)
+
+    def reserve(self, request: Request, tokens: int, *, checkpoint: bool) -> None:
+        """Slots ahead of computing, maybe while a load is under way."""
+        room = MOST_PAGES * PAGE - request.match.length_tokens
+        lent = self.cache.allocate(request.match, min(tokens, room), checkpoint=checkpoint)
+        if lent is not None and request.computed:
+            self.world.compute(request.match, request.computed)
+
+    def drop_checkpoint(self, request: Request, page: int) -> None:
+        self.cache.drop_checkpoint(request.match, page)
 
     def release(self, request: Request) -> None:
         self.requests.remove(request)
@@ -151,7 +182,7 @@ class Driver:
         self.cache.release(match)
         self.cache.evict(Tier.HOST)
         match = self.cache.match_prefix(other, self.world.namespace)
-        if self.cache.allocate(match, len(other) // 4 - match.length_tokens) is not None:
+        if self.cache.allocate(match, len(other) // 4 - match.length_tokens, checkpoint=True) is not None:
             self.world.compute(match, other)
             self.cache.insert(match, other)
         self.cache.release(match)
@@ -176,8 +207,8 @@ class Driver:
         self.cache.audit()
         if not self.executor.lost:
             self.world.idle()
-            assert self.world.free_and_evictable(Tier.DEVICE) == self.world.device_pages
-            assert self.world.free_and_evictable(Tier.HOST) == self.world.host_pages
+            for pool in self.cache.stats().pools:
+                assert self.world.cache.controller.state.room(pool.pool, pool.tier) == pool.slots, pool
         self.cache.close()
         assert all(ticket.done for _, ticket in self.tickets)
 
@@ -197,7 +228,10 @@ WEIGHTS = {
     "arrive": 10,
     "prefetch": 5,
     "ticket": 5,
-    "go_on": 25,
+    "compute": 20,
+    "grow": 35,
+    "reserve": 3,
+    "drop": 2,
     "release": 5,
     "poll": 12,
     "wait": 1,
@@ -228,6 +262,11 @@ def step(driver: Driver, dice: random.Random) -> None:
         calls["ticket"] = lambda: driver.arrive_with_ticket(index, cancel=cancel)
     if driver.requests:
         request = dice.choice(driver.requests)
-        calls["go_on"] = lambda: dice.choice([driver.load, driver.result, driver.compute, driver.compute])(request)
+        calls["compute"] = lambda: dice.choice([driver.load, driver.result, driver.compute, driver.compute])(request)
+        calls["grow"] = lambda: driver.go_on(
+            request, dice.choice(CHUNKS), checkpoint=dice.random() < 0.6, checkpoints=dice.random() < 0.6
+        )
+        calls["reserve"] = lambda: driver.reserve(request, dice.choice(CHUNKS), checkpoint=dice.random() < 0.6)
+        calls["drop"] = lambda: driver.drop_checkpoint(request, dice.randint(1, MOST_PAGES))
         calls["release"] = lambda: driver.release(request)
     calls[dice.choices(list(calls), [WEIGHTS[kind] for kind in calls])[0]]()

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from hicache.units import Tier
-from tests.controller.driver import LENGTHS, RATES, Driver, prompt_of, step, walk
-from tests.world import MODELS
+from tests.controller.driver import CHUNKS, LENGTHS, MOST_PAGES, RATES, Driver, prompt_of, step, walk
+from tests.world import KINDS
 
 PROMPTS = st.builds(
     prompt_of, st.lists(st.sampled_from([0, 0, 0, 0, 1]), min_size=7, max_size=7), st.sampled_from(LENGTHS)
@@ -31,7 +31,7 @@ class ControllerMachine(RuleBasedStateMachine):
     @initialize(
         seed=st.integers(0, 2**32 - 1),
         rates=st.sampled_from(RATES),
-        model=st.sampled_from(sorted(MODELS)),
+        model=st.sampled_from(sorted(KINDS)),
         policy=st.sampled_from(["write_through", "write_back"]),
         device_pages=st.integers(6, 20),
         host_pages=st.integers(3, 30),
@@ -62,6 +62,22 @@ class ControllerMachine(RuleBasedStateMachine):
             "compute": self.driver.compute,
             "release": self.driver.release,
         }[call](request)
+
+    @precondition(lambda self: self.driver and self.driver.requests)
+    @rule(data=st.data(), tokens=st.sampled_from(CHUNKS), checkpoint=st.booleans(), checkpoints=st.booleans())
+    def grow(self, data, tokens, checkpoint, checkpoints) -> None:
+        request = data.draw(st.sampled_from(self.driver.requests))
+        self.driver.go_on(request, tokens, checkpoint=checkpoint, checkpoints=checkpoints)
+
+    @precondition(lambda self: self.driver and self.driver.requests)
+    @rule(data=st.data(), tokens=st.sampled_from(CHUNKS), checkpoint=st.booleans())
+    def reserve(self, data, tokens, checkpoint) -> None:
+        self.driver.reserve(data.draw(st.sampled_from(self.driver.requests)), tokens, checkpoint=checkpoint)
+
+    @precondition(lambda self: self.driver and self.driver.requests)
+    @rule(data=st.data(), page=st.integers(1, MOST_PAGES))
+    def drop_checkpoint(self, data, page) -> None:
+        self.driver.drop_checkpoint(data.draw(st.sampled_from(self.driver.requests)), page)
 
     @rule()
     def poll(self) -> None:

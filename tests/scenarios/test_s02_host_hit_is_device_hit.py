@@ -7,7 +7,7 @@ from hicache.cache import Match
 from hicache.storage.memory import MemoryBackend
 from hicache.testing.simulator import FaultRates, SimulatedExecutor
 from hicache.units import HOLE, Tier
-from tests.world import MODELS, PAGE, World, tokens
+from tests.world import KINDS, PAGE, World, tokens
 
 PROMPT = tokens(*range(6 * PAGE + 2))
 
@@ -26,11 +26,11 @@ def bytes_of(world: World, match: Match) -> dict[str, np.ndarray]:
     return found
 
 
-@pytest.mark.parametrize("model", sorted(MODELS))
+@pytest.mark.parametrize("model", sorted(KINDS))
 @pytest.mark.parametrize("policy", ["write_through", "write_back"])
 def test_every_tier_gives_the_same_bytes(model, policy):
     world = World(
-        MODELS[model], backend=MemoryBackend(), executor=SimulatedExecutor(1, FaultRates()), write_policy=policy
+        KINDS[model], backend=MemoryBackend(), executor=SimulatedExecutor(1, FaultRates()), write_policy=policy
     )
     world.serve(PROMPT)
 

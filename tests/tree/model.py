@@ -45,9 +45,10 @@ class Model:
             return []
         found = self.full[:1]
         anchor = self.pools[self.anchor]
-        if pool != self.anchor and not isinstance(anchor, Full) and self.reach(pool) <= self.reach(self.anchor):
-            found = [*found, self.anchor]
-        return found
+        late = isinstance(anchor, Checkpoint) and not isinstance(self.pools[pool], Checkpoint)
+        if pool == self.anchor or isinstance(anchor, Full) or late:
+            return found
+        return [*found, self.anchor] if self.reach(pool) <= self.reach(self.anchor) else found
 
     def reach(self, pool: str) -> int:
         coverage = self.pools[pool]

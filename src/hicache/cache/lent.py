@@ -52,7 +52,7 @@ class Lent:
         return any(page < stop for snapshots in self._snapshots.values() for page in snapshots)
 
     def extend(self, run: Int32Array, pool: PoolName) -> Int32Array:
-        """A pool's slots by page: `run`, which it shares, then those it was lent; its own snapshots before shared ones."""
+        """A pool's slots by page: `run`, which it shares, then those it was lent; its own snapshots before shared."""
         if pool in self._runs:
             return np.concatenate((run, self._runs[pool]))
         whole = np.concatenate((run, np.full(self.pages, HOLE, dtype=np.int32)))

@@ -13,7 +13,7 @@ from hicache.errors import InvariantError
 from hicache.keys import TOKEN_BYTES, Namespace
 from hicache.transfer import Event
 from hicache.tree import InsertResult, Pin, Receipt, Span, TreeMatch
-from hicache.units import HOLE, DeviceSlots, Int32Array, PoolName, Tier
+from hicache.units import HOLE, BoolArray, DeviceSlots, Int32Array, PoolName, Tier
 
 
 class Match:
@@ -305,7 +305,7 @@ class Match:
         device = min(self._found.device_pages, good)
         stored = 0
         if self._prefetch is not None:
-            stored = int(self._prefetch.fetched(good)[device:].sum())
+            stored = int(self._from_storage(self._prefetch, good)[device:].sum())
         before = self._cached
         self._cached = {
             Tier.DEVICE: device * size,
@@ -314,6 +314,15 @@ class Match:
         }
         for tier, tokens in self._cached.items():
             counters.hit_tokens[tier] += tokens - before[tier]
+
+    def _from_storage(self, prefetch: Prefetch, pages: int) -> BoolArray:
+        """Which pages came from storage. Those that no pool needs came with the first that one does."""
+        came = prefetch.fetched(pages)
+        coverages = [self._state.group.get_entry(pool).coverage for pool in self._state.pools]
+        needed = min(coverage.required(pages, self._page_size).start for coverage in coverages)
+        if needed < pages:
+            came[:needed] = came[needed]
+        return came
 
     def _retire_snapshots(self) -> None:
         """The request starts again at the end of its span: snapshots are lent anew."""

@@ -1,16 +1,17 @@
 """The door: everything an engine asks of the cache, on one thread, and nothing that blocks on I/O but `Load.wait`."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from hicache.cache.audit import audit
 from hicache.cache.load import Load
 from hicache.cache.match import Match
+from hicache.cache.registration import SidecarPoolSpec, prepare, require_no_requests
 from hicache.cache.stats import CacheStats, cache_stats
 from hicache.cache.tokens import Tokens, token_bytes
 from hicache.controller import HybridCacheController, LoadBack, Prefetch
-from hicache.errors import ClosedError
+from hicache.errors import ClosedError, ConfigError
 from hicache.keys import TOKEN_BYTES, Namespace
-from hicache.pools import SlotAllocator
+from hicache.pools import PoolEntry, SlotAllocator
 from hicache.storage import PageStore
 from hicache.transfer import Event
 from hicache.tree import Span
@@ -60,6 +61,25 @@ class UnifiedRadixCache:
         """Transfers that have not settled yet: `poll` has something to wait for."""
         return len(self._controller.state.dispatcher)
 
+    def register_sidecar_pool(self, spec: SidecarPoolSpec, entry: PoolEntry) -> None:
+        """Add a pool, derived or with slots of its own, before the first request; the cache closes its host pool.
+
+        It makes no difference whether storage is attached before or after. Raises ConfigError, naming the pool, with
+        nothing changed, when it does not fit or comes after a slot was handed out.
+        """
+        self._register([(spec, entry)])
+
+    def register_hicache_draft_pools(self, pools: Iterable[tuple[SidecarPoolSpec, PoolEntry]]) -> None:
+        """Add the pools of a draft model, all or none of them: as `register_sidecar_pool`."""
+        self._register(list(pools))
+
+    def _register(self, pools: Sequence[tuple[SidecarPoolSpec, PoolEntry]]) -> None:
+        self._require_open()
+        sidecars = prepare(self._controller.mem_pool_host, pools)
+        require_no_requests(sidecars.entries, len(self._matches))
+        self._controller.register_pools(sidecars.entries)
+        self._device_allocators |= sidecars.allocators
+
     def prefetch(self, tokens: Tokens, namespace: Namespace, timeout_s: float | None = None) -> Prefetch:
         """Fetch in the background what memory lacks of a prompt and storage has; `done` after `timeout_s` at most.
 
@@ -68,6 +88,7 @@ class UnifiedRadixCache:
         self._require_open()
         raw = token_bytes(tokens)
         timeout = self._prefetch_timeout_s if timeout_s is None else timeout_s
+        self._require_lookahead(namespace)
         return self._controller.prefetch(namespace.fingerprint, raw, self._reusable_pages(raw), timeout)
 
     def cancel_prefetch(self, prefetch: Prefetch) -> None:
@@ -81,6 +102,7 @@ class UnifiedRadixCache:
         `prefetch` is the prompt's ticket: it tells what came from storage.
         """
         self._require_open()
+        self._require_lookahead(namespace)
         raw = token_bytes(tokens)
         state = self._controller.state
         found = state.tree.match(namespace.fingerprint, raw, self._reusable_pages(raw))
@@ -149,7 +171,7 @@ class UnifiedRadixCache:
         self._require_open()
         match.require_settled()
         raw = token_bytes(tokens)
-        pages = len(raw) // TOKEN_BYTES // self._page_size
+        pages = max(0, len(raw) // TOKEN_BYTES - self._lookahead) // self._page_size
         match.require_slots(pages)
         if match.can_offer(pages, checkpoints):
             self._hand_over(match, raw, pages, after, checkpoints)
@@ -221,7 +243,7 @@ class UnifiedRadixCache:
 
     def _hand_over(self, match: Match, raw: bytes, pages: int, after: Event | None, checkpoints: bool) -> None:
         state = self._controller.state
-        inserted = raw[: pages * self._page_size * TOKEN_BYTES]
+        inserted = raw[: (pages * self._page_size + self._lookahead) * TOKEN_BYTES]
         first, runs = match.offer(pages, checkpoints)
         result = state.tree.insert(match.namespace.fingerprint, inserted, first, runs)
         match.handed_over(result, pages, checkpoints, after)
@@ -240,7 +262,19 @@ class UnifiedRadixCache:
         match.shortness_known()
 
     def _reusable_pages(self, raw: bytes) -> int:
-        return max(0, len(raw) // TOKEN_BYTES - 1) // self._page_size
+        """Full pages of a prompt with the tokens they look ahead to; its last token is in none of them."""
+        return max(0, len(raw) // TOKEN_BYTES - max(1, self._lookahead)) // self._page_size
+
+    @property
+    def _lookahead(self) -> int:
+        return self._controller.state.tree.lookahead_tokens
+
+    def _require_lookahead(self, namespace: Namespace) -> None:
+        if namespace.draft_lookahead != self._lookahead:
+            raise ConfigError(
+                f"the namespace has draft_lookahead={namespace.draft_lookahead}, and this cache was built for a model"
+                f" with draft_lookahead={self._lookahead}; give both one"
+            )
 
     def _require_open(self) -> None:
         if self._closed:

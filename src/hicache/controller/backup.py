@@ -48,7 +48,7 @@ class Backups:
             return True
         span = state.tree.narrow(span)
         with ExitStack() as undo:
-            receipt = state.tree.pin_span(span, Pin.HERE)
+            receipt = state.tree.pin_from(span, Pin.HERE, state.starts(span, pages))
             undo.callback(state.tree.unpin, receipt)
             reservation = state.group.reserve({pool: int(wanted.sum()) for pool, wanted in pages.items()}, Tier.HOST)
             if reservation is None:

@@ -1,6 +1,6 @@
 """Reserve, submit, settle: complete or abort, never half. Failures here shrink a hit and are counted."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -14,24 +14,26 @@ from hicache.controller.prefetch import Prefetch, Prefetches
 from hicache.controller.reclaim import Reclaimer
 from hicache.controller.state import State
 from hicache.controller.stores import Attachment, Stores
-from hicache.errors import StorageError
+from hicache.coverage import Coverage
+from hicache.errors import ConfigError, StorageError
 from hicache.pools import HostPool, HostPoolGroup, PoolEntry
 from hicache.storage import PageStore
 from hicache.transfer.executor import Executor
 from hicache.transfer.messages import Event
 from hicache.tree import EvictionPolicy, RadixTree, Span, TreePool
-from hicache.units import Tier
+from hicache.units import PoolName, Tier
 
 WritePolicy = Literal["write_through", "write_back"]
 
 
 @dataclass(frozen=True, slots=True)
 class ControllerConfig:
-    """What a controller is told. `page_size` in tokens, batches in pages."""
+    """What a controller is told. `page_size` and lookahead in tokens, batches in pages."""
 
     page_size: int
     write_policy: WritePolicy = "write_through"
     batch_pages: int = 32
+    lookahead_tokens: int = 0
 
 
 class HybridCacheController:
@@ -49,26 +51,54 @@ class HybridCacheController:
         policy: EvictionPolicy,
     ) -> None:
         self.mem_pool_host = HostPoolGroup(layer_count, [self._with_reclaim(entry) for entry in entries])
-        coverages = {entry.name: entry.coverage for entry in self.mem_pool_host.entries if entry.derived_from is None}
-        tree = RadixTree(
-            config.page_size,
-            [TreePool(name, coverage) for name, coverage in coverages.items()],
-            policy=policy,
-            host_duplicates_first=config.write_policy == "write_back",
-        )
-        self._state = State(self.mem_pool_host, tree, Dispatcher(executor, agree))
+        self._config = config
+        self._policy = policy
+        self._state = State(self.mem_pool_host, self._new_tree(self._own_coverages()), Dispatcher(executor, agree))
         self._write_through = config.write_policy == "write_through"
         self._clock = clock
         self._agree = agree
         self._attachment: Attachment | None = None
         self._detached: list[tuple[int, PageStore]] = []
         self._epochs = 0
+        self._make_parts()
+
+    def _own_coverages(self) -> dict[PoolName, Coverage]:
+        """Coverages of the pools that have slots of their own."""
+        return {entry.name: entry.coverage for entry in self.mem_pool_host.entries if entry.derived_from is None}
+
+    def _new_tree(self, coverages: Mapping[PoolName, Coverage]) -> RadixTree:
+        return RadixTree(
+            self._config.page_size,
+            [TreePool(name, coverage) for name, coverage in coverages.items()],
+            policy=self._policy,
+            lookahead_tokens=self._config.lookahead_tokens,
+            host_duplicates_first=self._config.write_policy == "write_back",
+        )
+
+    def _make_parts(self) -> None:
+        """What moves pages, for the pools that there are now."""
+        config, coverages = self._config, self._own_coverages()
         self._backups = Backups(self._state, self._store)
         self._loads = Loads(self._state, coverages, config.page_size)
         self._stores = Stores(self._state, config.batch_pages)
         self._fetches = Fetches(self._state, config.batch_pages, config.page_size)
         self._prefetches = Prefetches(self._state, self._fetches, coverages, config.page_size)
         self._reclaimer = Reclaimer(self._state, self._backups)
+
+    def register_pools(self, entries: Sequence[PoolEntry]) -> None:
+        """Add pools, all or none, before anything was cached, handed out or asked for.
+
+        Raises ConfigError that names the pool.
+        """
+        group = self.mem_pool_host
+        if len(self._state.dispatcher) and not group.sealed:
+            names = [entry.name for entry in entries]
+            raise ConfigError(
+                f"pools {names} come too late: a prefetch is under way; register every pool before the first request"
+            )
+        group.add_entries([self._with_reclaim(entry) for entry in entries])
+        self._state.tree = self._new_tree(self._own_coverages())
+        self._make_parts()
 
     @property
     def state(self) -> State:

@@ -11,7 +11,7 @@ from hicache.controller.dispatch import InFlight
 from hicache.controller.state import State, present, spread
 from hicache.controller.stores import Attachment
 from hicache.coverage import Full
-from hicache.keys import KEY_BYTES
+from hicache.keys import KEY_BYTES, TOKEN_BYTES
 from hicache.storage import chain_keys
 from hicache.transfer.messages import Completion, Fetch, StoredPages
 from hicache.tree import Pin, Receipt, TreeMatch
@@ -20,7 +20,7 @@ from hicache.units import HOLE, BoolArray, HostSlots, Int32Array, PageRange, Poo
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """A prompt's full pages: its tokens (little-endian uint32) and one 32-byte key per page."""
+    """A prompt's full pages: their tokens (little-endian uint32), with those looked ahead to, and a key per page."""
 
     namespace: bytes
     tokens: bytes
@@ -69,7 +69,8 @@ class Fetches:
     def __init__(self, state: State, batch_pages: int, page_size: int) -> None:
         self._state = state
         self._batch_pages = batch_pages
-        self._page_bytes = page_size * 4
+        self._page_bytes = page_size * TOKEN_BYTES
+        self._lookahead_bytes = state.tree.lookahead_tokens * TOKEN_BYTES
         self._by_key: dict[bytes, FetchOp] = {}
         self._ops: list[FetchOp] = []
         self._full = [pool for pool in state.pools if isinstance(state.group.get_entry(pool).coverage, Full)]
@@ -84,11 +85,15 @@ class Fetches:
     def start(
         self, prefix: Prefix, match: TreeMatch, wanted: Mapping[PoolName, BoolArray], attachment: Attachment
     ) -> FetchOp | None:
-        """Fetch the pages that are set in `wanted`, to extend `match`. None, nothing taken, when the host is full."""
+        """Fetch the pages that are set in `wanted` (bool per page), to resume a prompt with `match` at the end of them.
+
+        None, with nothing taken, when the host is full.
+        """
         state = self._state
+        known = min(match.pages, *(len(pages) for pages in wanted.values()))
         demand = {pool: int(pages.sum()) for pool, pages in wanted.items() if pages.any()}
         with ExitStack() as undo:
-            receipt = state.tree.pin_span(state.tree.span(match, 0, match.pages), Pin.SOMEWHERE)
+            receipt = state.tree.pin(match, Pin.SOMEWHERE, known)
             undo.callback(state.tree.unpin, receipt)
             reservation = state.group.reserve(demand, Tier.HOST)
             if reservation is None:
@@ -99,7 +104,7 @@ class Fetches:
                 attachment,
                 {pool: spread(wanted[pool], reservation.slots[pool]) for pool in demand},
                 [receipt],
-                match.pages,
+                known,
                 list(self._cut_batches(wanted)),
                 np.zeros(prefix.pages, dtype=np.bool_),
             )
@@ -214,7 +219,7 @@ class Fetches:
         for pool, run in runs.items():
             padded[pool] = np.full(pages.stop - first, HOLE, dtype=np.int32)
             padded[pool][pages.start - first :] = run[: len(pages)]
-        tokens = op.prefix.tokens[: pages.stop * self._page_bytes]
+        tokens = op.prefix.tokens[: pages.stop * self._page_bytes + self._lookahead_bytes]
         result = state.tree.insert(op.prefix.namespace, tokens, first, padded, Tier.HOST)
         state.free_host(result.duplicates)
         if result.match.pages <= pages.start:

@@ -120,7 +120,7 @@ class Loads:
     def _begin(self, span: Span, pages: Mapping[PoolName, BoolArray]) -> LoadOp | None:
         state = self._state
         with ExitStack() as undo:
-            receipt = state.tree.pin_span(span, Pin.HOST, tuple(pages))
+            receipt = state.tree.pin_from(span, Pin.HOST, state.starts(span, pages))
             undo.callback(state.tree.unpin, receipt)
             reservation = state.group.reserve({pool: int(wanted.sum()) for pool, wanted in pages.items()}, Tier.DEVICE)
             if reservation is None:

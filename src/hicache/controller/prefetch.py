@@ -11,7 +11,7 @@ from hicache.controller.fetches import Fetches, FetchOp, Prefix
 from hicache.controller.state import State
 from hicache.controller.stores import Attachment
 from hicache.coverage import Coverage, longest_usable
-from hicache.keys import page_keys
+from hicache.keys import TOKEN_BYTES
 from hicache.storage import chain_keys
 from hicache.transfer.messages import Completion, Query
 from hicache.tree import TreeMatch
@@ -56,8 +56,7 @@ class Prefetches:
         """Ask storage for what the first `pages` pages lack in memory, until the clock says `deadline_s`."""
         if attachment is None or pages == 0:
             return Prefetch(Prefix(namespace, b"", b""), deadline_s, done=True)
-        tokens = tokens[: pages * self._page_size * 4]
-        ticket = Prefetch(Prefix(namespace, tokens, page_keys(namespace, tokens, self._page_size)), deadline_s)
+        ticket = Prefetch(self._prefix(namespace, tokens, pages), deadline_s)
         self._state.counters.prefetches += 1
         self._active.append(ticket)
         self._query(ticket, attachment)
@@ -115,7 +114,7 @@ class Prefetches:
         if length <= match.usable_pages:
             self._end(ticket)
             return
-        wanted = {pool: self._lacking(pool, pages, length) for pool, pages in resident.items()}
+        wanted = {pool: self._lacking(pool, pages, length)[:length] for pool, pages in resident.items()}
         self._fetch(ticket, attachment, match, wanted)
 
     def _fetch(
@@ -140,6 +139,14 @@ class Prefetches:
             self._end(ticket)
         else:
             self._query(ticket, attachment)
+
+    def _prefix(self, namespace: bytes, tokens: bytes, pages: int) -> Prefix:
+        """The first `pages` pages, with the tokens after them that are part of the last one's identity."""
+        tree = self._state.tree
+        match = tree.match(namespace, tokens, pages)
+        known = tree.page_keys(tree.span(match, 0, match.pages))
+        ends = (pages * self._page_size + tree.lookahead_tokens) * TOKEN_BYTES
+        return Prefix(namespace, tokens[:ends], known + tree.keys_beyond(match, tokens, pages))
 
     def _match(self, prefix: Prefix) -> TreeMatch:
         return self._state.tree.match(prefix.namespace, prefix.tokens, prefix.pages)

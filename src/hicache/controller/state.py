@@ -128,6 +128,10 @@ class State:
             deferred.after.wait()
         self.free_deferred()
 
+    def starts(self, span: Span, pages: Mapping[PoolName, BoolArray]) -> dict[PoolName, int]:
+        """Per pool, the first page of a span that is set, counted from the root: pins need to go back no further."""
+        return {pool: span.start + int(wanted.argmax()) for pool, wanted in pages.items()}
+
     def slots(self, span: Span, pool: PoolName, tier: Tier) -> Int32Array:
         """The slots of a span in one pool and tier, HOLE where nothing is resident."""
         return self.tree.slots(span, pool, tier, span.start, span.stop)

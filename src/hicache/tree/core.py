@@ -86,9 +86,14 @@ class Core:
             return ()
         carriers = [] if self.lead is None else [self.lead]
         anchor_reach = reaches[0]
-        if number != 0 and anchor_reach is not None and reach <= anchor_reach:
+        if number != 0 and anchor_reach is not None and reach <= anchor_reach and not self._outlives(number):
             carriers.append(0)
         return tuple(carriers)
+
+    def _outlives(self, number: int) -> bool:
+        """A page of a window may get its snapshot later: it is of use before the anchor has one."""
+        anchor, own = self.pools[0].coverage, self.pools[number].coverage
+        return isinstance(anchor, Checkpoint) and not isinstance(own, Checkpoint)
 
     def pool(self, name: PoolName) -> int:
         """A pool's number. Raises ConfigError if the tree has none of that name."""

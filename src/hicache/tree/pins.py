@@ -1,5 +1,7 @@
 """Pins are counted at nodes and given back by receipt; what is pinned is known from the open receipts alone."""
 
+from collections.abc import Mapping
+
 from hicache.errors import InvariantError
 from hicache.tree import runs
 from hicache.tree.core import Core
@@ -87,14 +89,20 @@ def pin_resumption(core: Core, node: Node, pin: Pin, pages: int, start: int) -> 
     return _pin(core, pin, end, start, tuple(parts), core.lead is not None)
 
 
-def pin_pages(core: Core, node: Node, pin: Pin, start: int, stop: int, pools: tuple[int, ...]) -> Receipt:
-    """Pins the pages `start` to `stop` of some pools, whatever can be resumed with them."""
-    if stop <= start:
+def pin_pages(core: Core, node: Node, pin: Pin, starts: Mapping[int, int], stop: int) -> Receipt:
+    """Pins pages of some pools up to `stop`, from where `starts` says for each, whatever can be resumed with them."""
+    if all(start >= stop for start in starts.values()):
         return _open(core, pin, None, None, ())
     end = node_ending_at(core, node, stop)
-    cut_before(core, end, start)
-    parts = [PinPart(pool, end, start, stop, False) for pool, _ in core.loose if pool in pools]
-    return _pin(core, pin, end, start, tuple(parts), any(pool in core.full for pool in pools))
+    parts = []
+    for pool, _ in core.loose:
+        start = starts.get(pool, stop)
+        if start < stop - 1:
+            cut_before(core, end, start)
+        if start < stop:
+            parts.append(PinPart(pool, end, start, stop, start == stop - 1))
+    start = min([starts[pool] for pool in core.full if pool in starts], default=stop)
+    return _pin(core, pin, end, start, tuple(parts), start < stop)
 
 
 def _pin(core: Core, pin: Pin, end: Node, start: int, parts: tuple[PinPart, ...], with_full: bool) -> Receipt:

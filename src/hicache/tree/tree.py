@@ -63,6 +63,11 @@ class RadixTree:
         return self._core.pools
 
     @property
+    def lookahead_tokens(self) -> int:
+        """How many tokens after a page are part of its identity."""
+        return self._core.lookahead_tokens
+
+    @property
     def nodes(self) -> int:
         """How many nodes there are."""
         return self._core.nodes
@@ -236,9 +241,14 @@ class RadixTree:
 
     def pin_span(self, span: Span, pin: Pin, pools: Sequence[PoolName] | None = None) -> Receipt:
         """Pins every page of a span in some pools (all by default), for a transfer."""
+        names = [pool.name for pool in self._core.pools] if pools is None else pools
+        return self.pin_from(span, pin, dict.fromkeys(names, span.start))
+
+    def pin_from(self, span: Span, pin: Pin, starts: Mapping[PoolName, int]) -> Receipt:
+        """Pins the pages of a span in some pools, in each from its own absolute page on, for a transfer."""
         core = self._core
-        numbers = tuple(range(len(core.pools))) if pools is None else tuple(core.pool(name) for name in pools)
-        return pins.pin_pages(core, span.node, pin, span.start, span.stop, numbers)
+        numbers = {core.pool(name): start for name, start in starts.items()}
+        return pins.pin_pages(core, span.node, pin, numbers, span.stop)
 
     def unpin(self, receipt: Receipt) -> None:
         """Gives a pin back. Raises InvariantError if it was given back before."""
