@@ -14,15 +14,21 @@ WINDOW = 10
 
 _BYTE_NEVER_IN_TEXT = "\u00ff"
 _TEMPLATE = "{% for m in messages %}{{ m['role'] + ':' + m['content'] + '\\n' }}{% endfor %}"
-_SCALE = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class TinyFamily:
-    """A model type of transformers and the fields of a config that make it tiny."""
+    """A model type of transformers, the fields of a config that make it tiny, and how much wider its weights are drawn.
+
+    `widened`: wide enough that the next token depends on what stands far before it, and narrow enough that rounding
+    does not grow over the layers. `query_norm`: what the weights of query norms are multiplied by, for the family that
+    does not divide its scores by the root of the head size.
+    """
 
     model_type: str
     fields: Mapping[str, Any]
+    widened: float
+    query_norm: float
 
 
 _COMMON = {
@@ -57,7 +63,9 @@ _DEEPSEEK = {
     "n_shared_experts": 1,
     "first_k_dense_replace": 1,
 }
-_INDEXER = {"index_n_heads": 2, "index_head_dim": 16, "index_topk": 6}
+# A layer scores a token 0 when no indexer head answers; with few heads, many tokens tie, and which of them are picked
+# depends on how many there are. With 32 heads there are no ties.
+_INDEXER = {"index_n_heads": 32, "index_head_dim": 16, "index_topk": 6}
 _DELTA = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
@@ -78,11 +86,21 @@ _SLIDING, _FULL, _LINEAR = "sliding_attention", "full_attention", "linear_attent
 _THREE_TO_ONE = [_LINEAR, _LINEAR, _LINEAR, _FULL]
 
 
+_QUERY_NORM = {"gemma4_text": 0.25}
+_WIDENED = {
+    **dict.fromkeys(("qwen3_moe", "starcoder2"), 8.0),
+    **dict.fromkeys(("qwen3_next", "qwen3_5_text", "olmo_hybrid", "kimi_linear"), 2.0),
+    **dict.fromkeys(("bamba", "granitemoehybrid", "nemotron_h", "zamba2", "mamba2"), 2.0),
+}
+
+
 def _tiny(model_type: str, *parts: Mapping[str, Any], **fields: Any) -> TinyFamily:
     merged = dict(_COMMON)
     for part in (*parts, fields):
         merged.update(part)
-    return TinyFamily(model_type, MappingProxyType(merged))
+    return TinyFamily(
+        model_type, MappingProxyType(merged), _WIDENED.get(model_type, 6.0), _QUERY_NORM.get(model_type, 1.0)
+    )
 
 
 _ALL = (
@@ -220,12 +238,15 @@ def build_tiny(family: str, dtype: str = "float32", seed: int = 0) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
+    classes: Any = AutoModelForCausalLM
     with torch.random.fork_rng(devices=()), torch.no_grad():
         torch.manual_seed(seed)
-        model: Any = AutoModelForCausalLM.from_config(tiny_config(family))
+        model = classes.from_config(tiny_config(family))
         for name, parameter in model.named_parameters():
             if parameter.dim() > 1 and "conv" not in name:
-                parameter.mul_(_SCALE)
+                parameter.mul_(TINY[family].widened)
+            elif name.endswith("q_norm.weight"):
+                parameter.mul_(TINY[family].query_norm)
     return model.to(getattr(torch, dtype)).eval()
 
 
@@ -237,7 +258,10 @@ def write_tiny(family: str, folder: Path, dtype: str = "float32", seed: int = 0)
 
 
 def write_tokenizer(folder: Path, end: int = END) -> None:
-    """A tokenizer with a token per byte and `<end>` with id `end`: 256, or 255 in place of a byte that no text has."""
+    """Writes a tokenizer into `folder`: a token per byte, and `<end>` with id `end`.
+
+    `end` is 256, or 255 for a vocabulary of 256: then `<end>` takes the place of byte 0xFF, which no text has.
+    """
     from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
     from tokenizers.models import BPE
 
@@ -249,5 +273,6 @@ def write_tokenizer(folder: Path, end: int = END) -> None:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken("<end>", special=True)])
     tokenizer.save(str(folder / "tokenizer.json"))
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<end>", "chat_template": _TEMPLATE}
+    specials = dict.fromkeys(("eos_token", "pad_token", "unk_token"), "<end>")
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": _TEMPLATE, **specials}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
