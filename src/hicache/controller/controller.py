@@ -161,19 +161,25 @@ class HybridCacheController:
         self._prefetches.cancel(prefetch)
 
     def evict(self, tier: Tier, pages: int | None) -> int:
-        """Free up to `pages` anchor pages of a tier (None: all that can go). Returns how many went at once.
+        """Free up to `pages` anchor pages of a tier (None: all that can go, in every pool).
 
-        Device pages without a host copy are written back first, and go at a later call.
+        Returns how many anchor pages went at once. Device pages without a host copy are written back first, and go at
+        a later call.
         """
         anchor = self.mem_pool_host.anchor_entry.name
         before = self._state.available(anchor, tier)
-        most = self._state.tree.evictable(anchor, tier)
-        count = before + (most if pages is None else min(pages, most))
-        if tier is Tier.DEVICE:
-            self._reclaimer.evict_device(anchor, count)
-        else:
-            self._reclaimer.evict_host(anchor, count)
+        wanted = dict.fromkeys(self._state.pools) if pages is None else {anchor: pages}
+        for pool, most in wanted.items():
+            self._evict(pool, tier, most)
         return self._state.available(anchor, tier) - before
+
+    def _evict(self, pool: PoolName, tier: Tier, pages: int | None) -> None:
+        most = self._state.tree.evictable(pool, tier)
+        count = self._state.available(pool, tier) + (most if pages is None else min(pages, most))
+        if tier is Tier.DEVICE:
+            self._reclaimer.evict_device(pool, count)
+        else:
+            self._reclaimer.evict_host(pool, count)
 
     def attach_storage_backend(self, store: PageStore) -> None:
         """Use a page store from now on. Raises StorageError when one is attached already."""
