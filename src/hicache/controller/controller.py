@@ -160,18 +160,17 @@ class HybridCacheController:
         """Nobody waits for it any more."""
         self._prefetches.cancel(prefetch)
 
-    def evict(self, tier: Tier, pages: int | None) -> int:
-        """Free up to `pages` anchor pages of a tier (None: all that can go, in every pool).
+    def evict(self, tier: Tier, pages: int | None, pool: PoolName | None = None) -> int:
+        """Free up to `pages` pages of a tier (None: all that can go), counted in `pool`; by default in the anchor.
 
-        Returns how many anchor pages went at once. Device pages without a host copy are written back first, and go at
-        a later call.
+        Without both, every pool is emptied. Returns how many went at once. Device pages without a host copy are written
+        back first, and go at a later call. Raises ConfigError for a pool without slots of its own.
         """
-        anchor = self.mem_pool_host.anchor_entry.name
-        before = self._state.available(anchor, tier)
-        wanted = dict.fromkeys(self._state.pools) if pages is None else {anchor: pages}
-        for pool, most in wanted.items():
-            self._evict(pool, tier, most)
-        return self._state.available(anchor, tier) - before
+        counted = self.mem_pool_host.anchor_entry.name if pool is None else pool
+        before = self._state.available(counted, tier)
+        for name in self._state.pools if pool is None and pages is None else (counted,):
+            self._evict(name, tier, pages)
+        return self._state.available(counted, tier) - before
 
     def _evict(self, pool: PoolName, tier: Tier, pages: int | None) -> None:
         most = self._state.tree.evictable(pool, tier)
