@@ -2,7 +2,18 @@
 
 import pytest
 
-from hicache.builder import ModelDescription, PoolDescription, describe_model, full_attention
+from hicache.builder import (
+    ModelDescription,
+    PoolDescription,
+    attention_pool,
+    chunked_pool,
+    describe_model,
+    full_attention,
+    indexer_pool,
+    latent_pool,
+    state_pool,
+    window_pool,
+)
 from hicache.coverage import Checkpoint, Window
 from hicache.errors import ConfigError
 from hicache.layout import PoolGeometry, TensorSpec
@@ -123,3 +134,34 @@ def test_a_description_must_be_of_the_page_size_it_is_used_with():
     state = PoolGeometry.uniform(1, (TensorSpec("x", (4,), "uint8"),), 1)
     snapshots = ModelDescription(1, (PoolDescription("state", state, (0,), Checkpoint()),))
     assert describe_model(snapshots, 16) is snapshots
+
+
+HEADS = {"num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+
+
+@pytest.mark.parametrize(
+    ("config", "pools"),
+    [
+        (
+            {"model_type": "gpt_oss", "sliding_window": 9, "num_hidden_layers": 3},
+            (attention_pool([1], 2, 16, "float32", 8), window_pool([0, 2], 9, 2, 16, "float32", 8)),
+        ),
+        (
+            {"model_type": "llama4_text", "no_rope_layers": [1, 0, 1], "attention_chunk_size": 9},
+            (attention_pool([1], 2, 16, "float32", 8), chunked_pool([0, 2], 9, 2, 16, "float32", 8)),
+        ),
+        (
+            {"model_type": "deepseek_v32", "kv_lora_rank": 32, "qk_rope_head_dim": 8, "index_head_dim": 6},
+            (latent_pool(range(3), 32, 8, "float32", 8), indexer_pool(range(3), 6, "float32", 8)),
+        ),
+        (
+            {"model_type": "lfm2", "full_attn_idxs": [1], "hidden_size": 64, "conv_L_cache": 3},
+            (
+                attention_pool([1], 2, 16, "float32", 8),
+                state_pool([0, 2], (TensorSpec("conv", (64, 3), "float32"),)),
+            ),
+        ),
+    ],
+)
+def test_a_model_without_a_config_is_described_pool_by_pool(config, pools):
+    assert describe_model(HEADS | config, 8) == ModelDescription(3, pools)

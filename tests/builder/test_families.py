@@ -1,7 +1,9 @@
 """What is described for a family is what transformers keeps when the model runs; what can't be kept is refused."""
 
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -244,7 +246,7 @@ def test_pools_of_the_whole_prefix_come_first_and_every_pool_can_be_the_anchor()
         ({"model_type": "falcon_mamba"}, "is Mamba-1"),
         ({"model_type": "jamba"}, "is Mamba-1"),
         ({"model_type": "zamba"}, "is Mamba-1"),
-        ({"model_type": "deepseek_v4"}, "model type 'deepseek_v4' has a cache class of its own"),
+        ({"model_type": "deepseek_v4"}, "model type 'deepseek_v4' has cache layers of its own"),
         ({"model_type": "minimax"}, "model type 'minimax' has a cache class of its own"),
         ({"model_type": "gemma2"}, "model type 'gemma2' has soft-capped attention scores"),
         ({"model_type": "gemma3_text", "attn_logit_softcapping": 50.0}, "attn_logit_softcapping=50.0 has soft-capped"),
@@ -273,6 +275,40 @@ def test_every_refused_type_is_one_that_transformers_has():
         with pytest.raises(ConfigError, match=f"model type '{model_type}'"):
             describe_model(AutoConfig.for_model(model_type), PAGE)
     assert not set(REFUSED) & set(FAMILIES)
+
+
+MAMBA1 = {
+    "mamba": {"state_size": 16, "conv_kernel": 4, "expand": 2},
+    "falcon_mamba": {"state_size": 16, "conv_kernel": 4, "expand": 2},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 2, "mamba_dt_rank": 8},
+}
+
+
+@pytest.mark.parametrize("family", MAMBA1)
+def test_the_reason_against_mamba_1_holds(family: str):
+    """A second chunk of several tokens is wrong, one token at a time is right: when this fails, run these models."""
+    sizes = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 4}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": None}
+    torch.manual_seed(0)
+    classes: Any = AutoModelForCausalLM
+    model = classes.from_config(AutoConfig.for_model(family, **sizes, **heads, **MAMBA1[family])).eval()
+    ids = torch.randint(0, 64, (1, 24))
+
+    def in_chunks(ends: Iterable[int]) -> torch.Tensor:
+        cache, start, logits = DynamicCache(config=model.config), 0, []
+        for end in ends:
+            logits.append(model(input_ids=ids[:, start:end], cache=cache, use_cache=True).logits[0])
+            start = end
+        return torch.cat(logits)
+
+    with torch.inference_mode():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(4)
+        whole = in_chunks([24])
+        scale = float(whole.abs().max())
+        assert float((in_chunks(range(1, 25)) - whole).abs().max()) < 1e-4 * scale
+        assert float((in_chunks([12, 24]) - whole).abs().max()) > 1e-2 * scale
 
 
 @pytest.mark.parametrize("wrapper", ["gemma3", "gemma4", "llama4", "qwen3_5"])
@@ -305,3 +341,41 @@ def test_a_model_with_more_inputs_than_text_names_its_text_model(wrapper: str):
 def test_a_config_that_makes_no_sense_is_refused(family: str, changes: dict[str, Any], message: str):
     with pytest.raises(ConfigError, match=f"model type '{family}' with .*{message}"):
         pools(family, **changes)
+
+
+DOCUMENT = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
+
+
+def rows(heading: str) -> list[list[str]]:
+    """The cells of the table under a heading of the document, without its header."""
+    section = DOCUMENT.split(f"## {heading}\n")[1].split("\n## ")[0]
+    lines = [line for line in section.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+def names(cell: str) -> list[str]:
+    return re.findall(r"`(\w+)`", cell)
+
+
+def test_the_document_lists_every_family_with_its_pools():
+    listed = {name: set(names(cells[1])) for cells in rows("Families") for name in names(cells[0])}
+    possible = {
+        family: {kind.pool for kinds in declared.keeps.values() for kind in kinds}
+        for family, declared in FAMILIES.items()
+    }
+    assert listed == possible
+    assert {name for cells in rows("Pools") for name in names(cells[0])} == set().union(*possible.values())
+
+
+def test_the_document_lists_every_refused_type_with_its_reason():
+    listed = {name: cells[1] for cells in rows("Refused") for name in names(cells[0])}
+    assert list(listed) == list(REFUSED)
+    words = {"mamba": "Mamba-1", "jamba": "Mamba-1", "deepseek_v4": "cache layers", "minimax": "cache class"}
+    assert all(word in listed[name] and word in REFUSED[name] for name, word in words.items())
+
+
+def test_the_description_in_the_document_runs():
+    (program,) = re.findall(r"```python\n(.*?)```", DOCUMENT, re.DOTALL)
+    found: dict[str, Any] = {}
+    exec(program, found)
+    assert [pool.name for pool in found["model"].pools] == ["kv", "state"]

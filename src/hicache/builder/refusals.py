@@ -8,7 +8,7 @@ from hicache.builder.families import FAMILIES
 from hicache.errors import ConfigError
 
 _MAMBA1 = "is Mamba-1: transformers ignores its saved state when a chunk has several tokens"
-_OWN_CACHE = "has a cache class of its own in transformers, whose state can't be read and set from outside"
+_SOFT_CAP = "has soft-capped attention scores, which no attention function here computes"
 
 REFUSED: Mapping[str, str] = MappingProxyType(
     {
@@ -16,9 +16,9 @@ REFUSED: Mapping[str, str] = MappingProxyType(
         "falcon_mamba": _MAMBA1,
         "jamba": _MAMBA1,
         "zamba": _MAMBA1,
-        "deepseek_v4": _OWN_CACHE,
-        "minimax": _OWN_CACHE,
-        "gemma2": "has soft-capped attention scores, which no attention function here computes",
+        "deepseek_v4": "has cache layers of its own in transformers, which also keep compressed blocks",
+        "minimax": "has a cache class of its own in transformers and takes no other",
+        "gemma2": _SOFT_CAP,
     }
 )
 """Model types that are known and can't be kept, and why."""
@@ -36,7 +36,7 @@ _FOREIGN = {
 }
 _NEVER = {
     "quantization_config": "has quantised weights, which are not run",
-    "attn_logit_softcapping": "has soft-capped attention scores, which no attention function here computes",
+    "attn_logit_softcapping": _SOFT_CAP,
     "is_encoder_decoder": "is an encoder and a decoder; a decoder alone is needed",
     "add_cross_attention": "attends to an encoder; a decoder alone is needed",
 }
