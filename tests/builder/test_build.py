@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from hicache.builder import ModelDescription, build_kv_cache, full_attention
-from hicache.builder import build as build_module
 from hicache.config import CacheConfig
 from hicache.device.array import ArrayDevicePool
 from hicache.errors import ConfigError
 from hicache.memory import available_memory_bytes
+from hicache.pools import HostPool
 from hicache.storage.memory import MemoryBackend
 from hicache.storage.registry import register_backend, unregister_backend
 from tests.world import DERIVED, PAGE, THREE_POOLS, checkpoint_share, namespace, tokens
@@ -30,7 +30,7 @@ def nothing_is_allocated(monkeypatch):
     def refuse(*arguments, **names):
         raise AssertionError("memory was taken")
 
-    monkeypatch.setattr(build_module.HostPool, "allocate", refuse)
+    monkeypatch.setattr(HostPool, "allocate", refuse)
     return refuse
 
 

@@ -1,12 +1,14 @@
 """What cannot be supported is refused by name at start."""
 
-from hicache.builder.build import DevicePoolFactory, build_kv_cache
+from hicache.builder.build import build_kv_cache
 from hicache.builder.describe import (
     ModelConfig,
     ModelDescription,
     PoolDescription,
     describe_model,
 )
+from hicache.builder.drafts import SidecarMemory, make_sidecar, maybe_register_hicache_draft, with_draft
+from hicache.builder.entries import DevicePoolFactory
 from hicache.builder.families import FAMILIES
 from hicache.builder.plain import (
     attention_pool,
@@ -28,6 +30,7 @@ __all__ = [
     "ModelDescription",
     "PoolDescription",
     "PoolSizes",
+    "SidecarMemory",
     "attention_pool",
     "build_kv_cache",
     "chunked_pool",
@@ -36,7 +39,10 @@ __all__ = [
     "full_attention",
     "indexer_pool",
     "latent_pool",
+    "make_sidecar",
+    "maybe_register_hicache_draft",
     "split_sizes",
     "state_pool",
     "window_pool",
+    "with_draft",
 ]

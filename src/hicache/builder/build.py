@@ -4,18 +4,17 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import TypeAlias
 
-from hicache.builder.describe import ModelConfig, ModelDescription, PoolDescription, describe_model
-from hicache.builder.sizes import PoolSizes, split_sizes
+from hicache.builder.describe import ModelConfig, ModelDescription, describe_model
+from hicache.builder.entries import DevicePoolFactory, make_entry
+from hicache.builder.sizes import split_sizes
 from hicache.cache import UnifiedRadixCache
 from hicache.config import CacheConfig, format_size, redact
 from hicache.controller import Agree, ControllerConfig, HybridCacheController, OneRank
 from hicache.device.array import ArrayDevicePool
 from hicache.errors import ConfigError, StorageError
-from hicache.layout import PackedLayout, PoolGeometry
 from hicache.memory import ArenaKind, require_memory
-from hicache.pools import DevicePool, HostPool, PoolCapabilities, PoolEntry, SlotAllocator
+from hicache.pools import SlotAllocator
 from hicache.storage import PageStore, open_store
 from hicache.storage.codec import HEADER_BYTES
 from hicache.transfer import Executor, ThreadExecutor
@@ -23,11 +22,7 @@ from hicache.tree import EvictionPolicy, Lru
 
 log = logging.getLogger("hicache")
 
-DevicePoolFactory: TypeAlias = Callable[[str, PoolGeometry, int], DevicePool]
-"""Makes the memory of a device pool: name, geometry, slots (reserved ones included)."""
-
 _POLICIES: dict[str, Callable[[], EvictionPolicy]] = {"lru": Lru}
-_CAPABILITIES = PoolCapabilities(staged_write_back=False, zero_copy_storage=True)
 
 
 def build_kv_cache(
@@ -65,11 +60,17 @@ def build_kv_cache(
         if isinstance(store, PageStore):
             undo.callback(store.close)
         kind = ArenaKind(config.host_arena)
-        entries = [_entry(pool, device_pool, sizes, kind, allocators, undo) for pool in model.pools]
+        entries = []
+        for pool in model.pools:
+            slots = sizes.device[pool.name] + reserved_slots
+            entry = make_entry(pool, device_pool, slots, sizes.host[pool.name], kind)
+            undo.callback(entry.host_pool.close)
+            own = allocators.get(pool.name)
+            entries.append(entry if own is None else entry.with_device_allocator(own))
         controller = HybridCacheController(
             entries,
             model.layer_count,
-            ControllerConfig(config.page_size, config.write_policy, config.prefetch_batch_pages),
+            ControllerConfig(config.page_size, config.write_policy, config.prefetch_batch_pages, model.draft_lookahead),
             executor if executor is not None else ThreadExecutor(config.fetch_workers),
             clock=clock,
             agree=agree if agree is not None else OneRank(),
@@ -88,33 +89,6 @@ def build_kv_cache(
     elif store is not None:
         cache.run_without_storage(str(store))
     return cache
-
-
-def _entry(
-    pool: PoolDescription,
-    device_pool: DevicePoolFactory,
-    sizes: PoolSizes,
-    arena: ArenaKind,
-    allocators: dict[str, SlotAllocator],
-    undo: ExitStack,
-) -> PoolEntry:
-    layout = PackedLayout(pool.geometry, pool.packed_drafts)
-    device_slots = sizes.device[pool.name] + sizes.reserved
-    host_pool = HostPool.allocate(pool.name, layout, sizes.host[pool.name], _CAPABILITIES, arena)
-    undo.callback(host_pool.close)
-    entry = PoolEntry(
-        name=pool.name,
-        host_pool=host_pool,
-        device_pool=device_pool(pool.name, pool.geometry, device_slots),
-        layer_mapper=pool.map_layer,
-        coverage=pool.coverage,
-        derived_from=pool.derived_from,
-        packed_draft_device_pools=tuple(
-            device_pool(f"{pool.name}.draft{index}", draft, device_slots)
-            for index, draft in enumerate(pool.packed_drafts)
-        ),
-    )
-    return entry if pool.derived_from is not None else entry.with_device_allocator(allocators[pool.name])
 
 
 def _require_storage_size(config: CacheConfig, model: ModelDescription) -> None:

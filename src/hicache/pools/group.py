@@ -33,22 +33,29 @@ class HostPoolGroup:
         self._capabilities = GroupCapabilities(staged_write_back=False, zero_copy_storage=False)
         self._sealed = False
         self._closed = False
-        for entry in entries:
-            self.add_entry(entry)
+        self.add_entries(entries)
 
     # Registration
 
     def add_entry(self, entry: PoolEntry) -> None:
         """Registers a pool. Raises ConfigError, by name, with nothing changed, when it can't be part of this group."""
+        self.add_entries([entry])
+
+    def add_entries(self, entries: Iterable[PoolEntry]) -> None:
+        """Registers pools, all or none: as `add_entry`. One may be derived from another that comes before it."""
         self._require_open()
-        if self._sealed:
-            raise ConfigError(
-                f"pool {entry.name!r} comes too late: slots were handed out already; register every pool before that"
-            )
-        check_entry(entry, self._entries, self._layer_count)
-        self._entries[entry.name] = entry
-        self._ordered = _anchor_first(tuple(self._entries.values()))
-        self._capabilities = combined_capabilities(self._entries.values())
+        known = dict(self._entries)
+        for entry in entries:
+            if self._sealed:
+                raise ConfigError(
+                    f"pool {entry.name!r} comes too late: slots were handed out already;"
+                    " register every pool before that"
+                )
+            check_entry(entry, known, self._layer_count)
+            known[entry.name] = entry
+        self._entries = known
+        self._ordered = _anchor_first(tuple(known.values()))
+        self._capabilities = combined_capabilities(known.values())
 
     @property
     def sealed(self) -> bool:
