@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from hicache.errors import ConfigError
 from hicache.layout import Block, DeviceLayout, PoolGeometry, TensorPlace, TensorSpec
 from hicache.units import ByteRange
+from tests.layout.test_geometry import geometries
+from tests.pools.device_bytes import LAYOUTS
 
 GEOMETRY = PoolGeometry.uniform(2, [TensorSpec("k", (2, 3), "float32"), TensorSpec("v", (2,), "float16")], 4)
 SLOTS = 3
@@ -59,6 +61,7 @@ ALL = slice(None)
 MAPPED = {
     "layer first": DeviceLayout.layer_first(GEOMETRY, SLOTS),
     "page first": DeviceLayout.page_first(GEOMETRY, SLOTS),
+    "page first by item size": DeviceLayout.page_first_by_item_size(GEOMETRY, SLOTS),
     "k and v packed per layer": of_parent((2, 3, 4, 2, 5), 0, 1),
     "k and v packed per slot": of_parent((3, 2, 4, 2, 5), (ALL, 0), (ALL, 1)),
     "k and v packed per token": of_parent((3, 4, 2, 2, 5), (ALL, ALL, 0), (ALL, ALL, 1)),
@@ -83,6 +86,31 @@ def test_a_layout_is_a_bijection_and_its_blocks_spell_it_out(name: str) -> None:
     for slot, expected in enumerate(bytes_of_slots):
         assert block_bytes(layout.slot_blocks(), slot) == expected
         assert [byte for layer in layers for byte in block_bytes(layout.layer_blocks(layer), slot)] == expected
+
+
+@given(geometries, st.sampled_from(sorted(LAYOUTS)), st.integers(1, 3))
+def test_any_geometry_in_any_layout_is_a_bijection(geometry: PoolGeometry, name: str, slots: int) -> None:
+    layout = LAYOUTS[name](geometry, slots)
+    bytes_of_slots = [element_bytes(geometry, layout.places, slot) for slot in range(slots)]
+    every = [byte for found in bytes_of_slots for byte in found]
+    assert len(set(every)) == len(every) == slots * geometry.slot_bytes
+    assert all(0 <= at < layout.buffers_bytes[buffer] for buffer, at in every)
+    for slot, expected in enumerate(bytes_of_slots):
+        assert block_bytes(layout.slot_blocks(), slot) == expected
+
+
+@given(geometries, st.integers(1, 3))
+def test_by_item_size_every_item_is_aligned_and_nothing_is_wasted(geometry: PoolGeometry, slots: int) -> None:
+    layout = DeviceLayout.page_first_by_item_size(geometry, slots)
+    assert sum(layout.buffers_bytes) == slots * geometry.slot_bytes
+    for specs, places in zip(geometry.layers, layout.places, strict=True):
+        for spec, place in zip(specs, places, strict=True):
+            assert not any(step % spec.item_bytes for step in (place.offset_bytes, *place.strides_bytes))
+
+
+def test_by_item_size_is_page_first_where_there_is_one() -> None:
+    geometry = PoolGeometry.uniform(2, [TensorSpec("k", (2, 3), "float16"), TensorSpec("v", (5,), "bfloat16")], 4)
+    assert DeviceLayout.page_first_by_item_size(geometry, 3) == DeviceLayout.page_first(geometry, 3)
 
 
 @pytest.mark.parametrize("name", MAPPED)

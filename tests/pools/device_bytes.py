@@ -55,6 +55,7 @@ def inner_strides(shape: tuple[int, ...], item_bytes: int) -> tuple[int, ...]:
 LAYOUTS = {
     "page first": DeviceLayout.page_first,
     "layer first": DeviceLayout.layer_first,
+    "by item size": DeviceLayout.page_first_by_item_size,
     "interleaved": interleaved,
 }
 

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from hicache.device.array import ArrayDevicePool
+from hicache.errors import ConfigError
 from hicache.layout import DeviceLayout, PoolGeometry
 from hicache.units import ByteArray, DeviceSlots, HostSlots
 
@@ -18,17 +19,21 @@ RESERVED_SLOTS = 2
 
 
 class TorchDevicePool:
-    """Slots in CPU memory that torch computes on."""
+    """Slots in CPU memory that torch computes on. Raises ConfigError for a layout whose items are not aligned."""
 
     def __init__(self, name: str, layout: DeviceLayout) -> None:
+        _check_aligned(name, layout)
         self._memory = [torch.zeros(nbytes, dtype=torch.uint8) for nbytes in layout.buffers_bytes]
         self._bytes = ArrayDevicePool(name, layout, [buffer.numpy() for buffer in self._memory])
         self._tensors: dict[tuple[int, int], torch.Tensor] = {}
 
     @classmethod
     def page_first(cls, name: str, geometry: PoolGeometry, slots: int) -> "TorchDevicePool":
-        """One buffer in which every slot lies as its host page does: a backup or load moves one long row per page."""
-        return cls(name, DeviceLayout.page_first(geometry, slots))
+        """A buffer for each item size, in which every slot's tensors lie together, in the order of its host page.
+
+        Where all dtypes are of one size, a backup or load moves one long row per page.
+        """
+        return cls(name, DeviceLayout.page_first_by_item_size(geometry, slots))
 
     @classmethod
     def layer_first(cls, name: str, geometry: PoolGeometry, slots: int) -> "TorchDevicePool":
@@ -96,6 +101,17 @@ class TorchDevicePool:
         reach = (layout.slots - 1) * place.strides_bytes[0] + inner_bytes
         items = span[:reach].view(torch_dtype(spec.dtype))
         return items.as_strided(shape, [stride // spec.item_bytes for stride in place.strides_bytes])
+
+
+def _check_aligned(name: str, layout: DeviceLayout) -> None:
+    for layer, (specs, places) in enumerate(zip(layout.geometry.layers, layout.places, strict=True)):
+        for spec, place in zip(specs, places, strict=True):
+            if any(step % spec.item_bytes for step in (place.offset_bytes, *place.strides_bytes)):
+                raise ConfigError(
+                    f"device pool {name!r}: tensor {spec.name!r} of layer {layer} starts at byte {place.offset_bytes}"
+                    f" with strides {place.strides_bytes}; torch needs multiples of the {spec.item_bytes} bytes of"
+                    f" {spec.dtype}: lay it out page_first_by_item_size or layer_first"
+                )
 
 
 def torch_dtype(name: str) -> torch.dtype:

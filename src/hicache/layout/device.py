@@ -117,17 +117,30 @@ class DeviceLayout:
     @classmethod
     def page_first(cls, geometry: PoolGeometry, slots: int) -> "DeviceLayout":
         """One buffer [slots, slot_bytes]: every slot lies as its host page does."""
-        places: list[tuple[TensorPlace, ...]] = []
-        for number, layer in enumerate(geometry.layers):
-            starts = [geometry.part(number, i).start for i in range(len(layer))]
-            inner = [_contiguous_strides((geometry.tokens_per_slot, *spec.shape), spec.item_bytes) for spec in layer]
-            places.append(
-                tuple(
-                    TensorPlace(0, start, (geometry.slot_bytes, *strides))
-                    for start, strides in zip(starts, inner, strict=True)
-                )
-            )
-        return cls(geometry, slots, (slots * geometry.slot_bytes,), tuple(places))
+        rows_bytes = [geometry.slot_bytes]
+        places = tuple(
+            tuple(_in_row(spec, geometry, 0, geometry.part(layer, i).start, rows_bytes) for i, spec in enumerate(specs))
+            for layer, specs in enumerate(geometry.layers)
+        )
+        return cls(geometry, slots, (slots * geometry.slot_bytes,), places)
+
+    @classmethod
+    def page_first_by_item_size(cls, geometry: PoolGeometry, slots: int) -> "DeviceLayout":
+        """A buffer [slots, bytes] for each item size: every slot in order of its host page, every item aligned."""
+        specs = [spec for layer in geometry.layers for spec in layer]
+        buffers = {size: number for number, size in enumerate(sorted({spec.item_bytes for spec in specs}))}
+        rows_bytes = [0] * len(buffers)
+        starts: list[int] = []
+        for spec in specs:
+            buffer = buffers[spec.item_bytes]
+            starts.append(rows_bytes[buffer])
+            rows_bytes[buffer] += geometry.tokens_per_slot * spec.token_bytes
+        offsets = iter(starts)
+        places = tuple(
+            tuple(_in_row(spec, geometry, buffers[spec.item_bytes], next(offsets), rows_bytes) for spec in layer)
+            for layer in geometry.layers
+        )
+        return cls(geometry, slots, tuple(slots * row_bytes for row_bytes in rows_bytes), places)
 
     def layer_blocks(self, layer: int) -> tuple[Block, ...]:
         """What to copy for one layer, in host order, as few blocks as the device layout allows."""
@@ -184,6 +197,13 @@ class DeviceLayout:
 def _contiguous_strides(shape: Sequence[int], item_bytes: int) -> tuple[int, ...]:
     sizes = [*shape[1:], item_bytes]
     return tuple(reversed(list(accumulate(reversed(sizes), lambda stride, size: stride * size))))
+
+
+def _in_row(
+    spec: TensorSpec, geometry: PoolGeometry, buffer: int, offset_bytes: int, rows_bytes: Sequence[int]
+) -> TensorPlace:
+    inner = _contiguous_strides((geometry.tokens_per_slot, *spec.shape), spec.item_bytes)
+    return TensorPlace(buffer, offset_bytes, (rows_bytes[buffer], *inner))
 
 
 def _joined(blocks: Sequence[Block]) -> tuple[Block, ...]:
