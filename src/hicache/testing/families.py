@@ -35,7 +35,7 @@ _COMMON = {
     "vocab_size": VOCABULARY,
     "hidden_size": 64,
     "num_hidden_layers": 4,
-    "max_position_embeddings": 2048,
+    "max_position_embeddings": 32768,
     "pad_token_id": None,
     "bos_token_id": None,
     "eos_token_id": END,
