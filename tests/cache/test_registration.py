@@ -221,6 +221,8 @@ def test_of_several_pools_all_join_or_none():
     good, bad = make_sidecar(world.cache, OWN), make_sidecar(world.cache, INDEXER)
     with pytest.raises(ConfigError, match="layer mapper of pool 'indexer'"):
         world.cache.register_hicache_draft_pools([good, (bad[0], replace(bad[1], layer_mapper=lambda layer: None))])
+    with pytest.raises(ConfigError, match="pool 'own' is not registered"):
+        world.cache.controller.mem_pool_host.get_entry("own")
     unchanged(world)
     world = World(executor=HandExecutor())
     below = PoolDescription("below", geometry(1, 2), (0,))
