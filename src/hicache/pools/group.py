@@ -54,7 +54,7 @@ class HostPoolGroup:
             check_entry(entry, known, self._layer_count)
             known[entry.name] = entry
         self._entries = known
-        self._ordered = _anchor_first(tuple(known.values()))
+        self._ordered = _anchor_first(known.values())
         self._capabilities = combined_capabilities(known.values())
 
     @property
@@ -275,6 +275,5 @@ class HostPoolGroup:
         return {name: np.unique(np.concatenate(parts)) for name, parts in found.items()}
 
 
-def _anchor_first(entries: tuple[PoolEntry, ...]) -> tuple[PoolEntry, ...]:
-    anchor = next((entry for entry in entries if entry.is_primary_index_anchor), entries[0])
-    return (anchor, *(entry for entry in entries if entry is not anchor))
+def _anchor_first(entries: Iterable[PoolEntry]) -> tuple[PoolEntry, ...]:
+    return tuple(sorted(entries, key=lambda entry: not entry.is_primary_index_anchor))

@@ -19,11 +19,11 @@ class GroupCapabilities:
 
 
 def combined_capabilities(entries: Iterable[PoolEntry]) -> GroupCapabilities:
-    """What all entries support."""
+    """What all entries support; nothing when there are none."""
     declared = [entry.host_pool.capabilities for entry in entries]
     return GroupCapabilities(
-        staged_write_back=all(each.staged_write_back is True for each in declared),
-        zero_copy_storage=all(each.zero_copy_storage is True for each in declared),
+        staged_write_back=bool(declared) and all(each.staged_write_back is True for each in declared),
+        zero_copy_storage=bool(declared) and all(each.zero_copy_storage is True for each in declared),
     )
 
 
