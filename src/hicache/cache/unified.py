@@ -132,8 +132,9 @@ class UnifiedRadixCache:
     def allocate(
         self, match: Match, new_tokens: int, *, checkpoint: bool = False
     ) -> Mapping[PoolName, DeviceSlots] | None:
-        """Lend the match slots for `new_tokens` (0 or more) more tokens: those of new pages per pool, all or none.
+        """Lend the match slots for `new_tokens` more tokens: those of new pages per pool, all pools or none.
 
+        Below 0, so many tokens were taken back (a draft that was rejected); pages that were lent for them stay lent.
         With `checkpoint` also a slot in every Checkpoint pool for the snapshot at the last page boundary within the
         account's length, where it has none there: `match.slots` has it. The first call of a match lends it its
         `live_slots` besides, which are not in what it returns.
@@ -195,13 +196,15 @@ class UnifiedRadixCache:
         self._require_open()
         self._controller.poll()
 
-    def evict(self, tier: Tier, pages: int | None = None) -> int:
+    def evict(self, tier: Tier, pages: int | None = None, pool: PoolName | None = None) -> int:
         """Free up to `pages` pages of the device or host tier (None: all that may go). Returns how many went at once.
 
-        Device pages without a host copy are written back first: call again after `poll`.
+        Counted are those of `pool`, by default the anchor; a sidecar with slots of its own goes alone. Without `pages`
+        and `pool` every pool is emptied. Device pages without a host copy are written back first: call again after
+        `poll`. Raises ConfigError for a pool without slots of its own.
         """
         self._require_open()
-        return self._controller.evict(tier, pages)
+        return self._controller.evict(tier, pages, pool)
 
     def attach_storage_backend(self, store: PageStore) -> None:
         """Use a page store from now on; it is closed with the cache. Raises StorageError when one is attached."""

@@ -90,10 +90,11 @@ class Fetches:
         None, with nothing taken, when the host is full.
         """
         state = self._state
-        known = min(match.pages, *(len(pages) for pages in wanted.values()))
+        length = len(next(iter(wanted.values())))
+        known = state.tree.span(match, 0, min(match.pages, length))
         demand = {pool: int(pages.sum()) for pool, pages in wanted.items() if pages.any()}
         with ExitStack() as undo:
-            receipt = state.tree.pin(match, Pin.SOMEWHERE, known)
+            receipt = state.tree.pin_from(known, Pin.SOMEWHERE, self._needed_from(length))
             undo.callback(state.tree.unpin, receipt)
             reservation = state.group.reserve(demand, Tier.HOST)
             if reservation is None:
@@ -104,7 +105,7 @@ class Fetches:
                 attachment,
                 {pool: spread(wanted[pool], reservation.slots[pool]) for pool in demand},
                 [receipt],
-                known,
+                known.stop,
                 list(self._cut_batches(wanted)),
                 np.zeros(prefix.pages, dtype=np.bool_),
             )
@@ -114,6 +115,11 @@ class Fetches:
             undo.pop_all()
         self._ops.append(op)
         return op
+
+    def _needed_from(self, length: int) -> dict[PoolName, int]:
+        """Per pool, the first page that resuming after `length` pages needs."""
+        group, page_size = self._state.group, self._page_bytes // TOKEN_BYTES
+        return {pool: group.get_entry(pool).coverage.required(length, page_size).start for pool in self._state.pools}
 
     @property
     def running(self) -> int:
