@@ -11,6 +11,7 @@ from hicache.engine.checkpoint import open_checkpoint
 from hicache.engine.model import load_model, load_tokenizer
 from hicache.errors import ConfigError
 from hicache.keys import FingerprintMemo
+from hicache.testing.families import write_tiny
 from tests.engine.tiny import EOS, PAGE, write_checkpoint
 
 
@@ -30,6 +31,19 @@ def test_a_checkpoint_is_read_without_its_weights(checkpoint):
     assert (known.vocabulary, known.max_positions, known.end_of_text) == (300, 2048, frozenset([EOS]))
     assert known.weights_bytes == load_model(checkpoint, torch.float32).nbytes
     assert open_checkpoint(checkpoint, "bfloat16", PAGE).weights_bytes == known.weights_bytes // 2
+
+
+@pytest.mark.parametrize(("family", "positions"), [("gemma4_text", 32768), ("kimi_linear", 32768), ("mamba2", 32768)])
+def test_every_family_says_how_long_a_prompt_may_be(family, positions, tmp_path):
+    assert open_checkpoint(write_tiny(family, tmp_path), "float32", PAGE).max_positions == positions
+
+
+def test_a_model_that_names_no_bound_has_a_large_one(tmp_path):
+    folder = write_tiny("mamba2", tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    del config["max_position_embeddings"]
+    (folder / "config.json").write_text(json.dumps(config))
+    assert open_checkpoint(folder, "float32", PAGE).max_positions == 1 << 20
 
 
 def test_the_generation_config_says_what_ends_an_answer(checkpoint, tmp_path):

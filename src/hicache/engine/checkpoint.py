@@ -11,7 +11,8 @@ from hicache.engine.model import RawConfig, read_config
 from hicache.errors import ConfigError
 from hicache.keys import FingerprintMemo, Namespace, weights_fingerprint
 
-_POSITION_BOUND_ROPE = ("default", "linear", "llama3", "yarn")
+_POSITION_BOUND_ROPE = ("default", "linear", "proportional", "llama3", "yarn")
+_POSITION_BOUNDS = ("max_position_embeddings", "model_max_length")
 _UNBOUNDED = 1 << 20
 """Positions of a model that names no bound: recurrent state has none."""
 _NOT_IDENTITY = ("_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version", "use_cache")
@@ -53,7 +54,7 @@ def open_checkpoint(folder: Path, dtype: str, page_size: int) -> Checkpoint:
         description=description,
         config_digest=_digest(config),
         vocabulary=int(config["vocab_size"]),
-        max_positions=int(config.get("max_position_embeddings") or _UNBOUNDED),
+        max_positions=min([int(config[name]) for name in _POSITION_BOUNDS if config.get(name)], default=_UNBOUNDED),
         end_of_text=_end_of_text(raw),
         weights_bytes=_parameters(folder) * (4 if dtype == "float32" else 2),
     )
