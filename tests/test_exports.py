@@ -26,6 +26,7 @@ EXPORTED = [
     "Namespace",
     "PoolEntry",
     "PoolTransfer",
+    "SidecarPoolSpec",
     "StorageError",
     "Tier",
     "TransferError",
@@ -33,6 +34,7 @@ EXPORTED = [
     "Window",
     "__version__",
     "build_kv_cache",
+    "maybe_register_hicache_draft",
 ]
 
 HEAVY = ["torch", "transformers", "fastapi", "pydantic", "numpy", "hicache.engine", "hicache.server", "hicache.storage"]

@@ -10,7 +10,9 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from hicache.builder import build_kv_cache as build_kv_cache
+    from hicache.builder import maybe_register_hicache_draft as maybe_register_hicache_draft
     from hicache.cache import Cache as Cache
+    from hicache.cache import SidecarPoolSpec as SidecarPoolSpec
     from hicache.cache import UnifiedRadixCache as UnifiedRadixCache
     from hicache.config import CacheConfig as CacheConfig
     from hicache.controller import HybridCacheController as HybridCacheController
@@ -33,7 +35,9 @@ if TYPE_CHECKING:
 else:
     _MODULE_OF: Final = {
         "build_kv_cache": "hicache.builder",
+        "maybe_register_hicache_draft": "hicache.builder",
         "Cache": "hicache.cache",
+        "SidecarPoolSpec": "hicache.cache",
         "UnifiedRadixCache": "hicache.cache",
         "CacheConfig": "hicache.config",
         "HybridCacheController": "hicache.controller",
