@@ -163,6 +163,7 @@ class UnifiedRadixCache:
     def insert(self, match: Match, tokens: Tokens, after: Event | None = None, *, checkpoints: bool = True) -> Match:
         """Put the full pages of `tokens` (all that the request has computed) into the tree, to be shared from now on.
 
+        Where a draft looks ahead, a page is full once the tokens after it that it depends on are among them.
         Snapshots up to there go along, also those of pages that went before; without `checkpoints` they stay the
         request's own, for a later call or `drop_checkpoint`.
 
