@@ -34,3 +34,5 @@ def _add(group: argparse._ArgumentGroup, option: Option) -> None:
         group.add_argument(option.flag, dest=option.field, default=argparse.SUPPRESS, metavar="VALUE", help=text)
     else:
         group.add_argument(option.field, nargs="?", default=argparse.SUPPRESS, metavar=option.flag, help=text)
+        flag = f"--{option.field}"
+        group.add_argument(flag, dest=option.field, default=argparse.SUPPRESS, metavar="VALUE", help="the same")
