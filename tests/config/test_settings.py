@@ -27,6 +27,8 @@ serve.max_running           --max-running           HICACHE_SERVE_MAX_RUNNING
 serve.max_model_len         --max-model-len         HICACHE_SERVE_MAX_MODEL_LEN
 serve.chunk_tokens          --chunk-tokens          HICACHE_SERVE_CHUNK_TOKENS
 serve.snapshot_interval     --snapshot-interval     HICACHE_SERVE_SNAPSHOT_INTERVAL
+serve.draft                 --draft                 HICACHE_SERVE_DRAFT
+serve.draft_tokens          --draft-tokens          HICACHE_SERVE_DRAFT_TOKENS
 serve.threads               --threads               HICACHE_SERVE_THREADS
 serve.cache_folder          --cache-folder          HICACHE_SERVE_CACHE_FOLDER
 """

@@ -10,9 +10,11 @@ from hicache.config import CacheConfig
 from hicache.device.torch import RESERVED_SLOTS, TorchDevicePool
 from hicache.engine import Chunk, SamplingParams
 from hicache.engine.core import CoreOptions, EngineCore
+from hicache.engine.drafts import DraftPlan
 from hicache.engine.executor import Executor
 from hicache.engine.model import CausalModel
 from hicache.engine.request import Request
+from hicache.engine.speculation import Drafter
 from hicache.keys import Namespace
 from hicache.layout import PoolGeometry
 from hicache.storage import PageStore, StorageBackend
@@ -68,6 +70,8 @@ class Bench:
         timeout_s: float = 10.0,
         write_policy: str = "write_through",
         pool: Callable[[str, PoolGeometry, int], TorchDevicePool] = TorchDevicePool.page_first,
+        draft: DraftPlan | None = None,
+        drafter: Drafter | None = None,
     ) -> None:
         pools: dict[str, TorchDevicePool] = {}
         options = options or CoreOptions(chunk_tokens=64)
@@ -76,15 +80,16 @@ class Bench:
             pools[name] = pool(name, geometry, slots)
             return pools[name]
 
+        whole = description if draft is None else draft.description
         config = CacheConfig(
-            device_size=(device_pages + RESERVED_SLOTS) * description.slot_bytes,
-            host_size=host_pages * description.slot_bytes,
+            device_size=(device_pages + RESERVED_SLOTS) * whole.slot_bytes,
+            host_size=host_pages * whole.slot_bytes,
             page_size=PAGE,
             transfer_timeout_s=timeout_s,
             write_policy=write_policy,
         )
         self.cache = build_kv_cache(
-            description,
+            whole,
             config,
             device_pool=device_pool,
             reserved_slots=RESERVED_SLOTS,
@@ -94,8 +99,11 @@ class Bench:
         if backend is not None:
             self.cache.attach_storage_backend(PageStore(backend))
         self.executor = Executor(model, description, pools, 1024)
-        self.core = EngineCore(self.cache, self.executor, options)
-        self._namespace = replace(NAMESPACE, geometry=description.fingerprint)
+        if draft is not None:
+            drafter = draft.start(model, pools, 1024)
+        self.drafter = drafter
+        self.core = EngineCore(self.cache, self.executor, options, drafter=drafter)
+        self._namespace = replace(NAMESPACE, geometry=whole.fingerprint, draft_lookahead=whole.draft_lookahead)
         self._next_id = 0
 
     def add(self, ids: Sequence[int], max_tokens: int = 8, salt: str = "", **params) -> Answer:

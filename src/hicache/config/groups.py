@@ -127,6 +127,13 @@ class ServeConfig(Group):
         ge=0,
         description="Prompt tokens between snapshots of recurrent state, beside those where reuse is likely; 0: none.",
     )
+    draft: str | None = Field(
+        None,
+        min_length=1,
+        description="What guesses tokens ahead: a folder or hub id of a smaller model with the same tokenizer, mtp for"
+        " the model's own MTP layers, or first-layers:N for its own first N layers, a demonstration. Not set: nothing.",
+    )
+    draft_tokens: int = Field(4, gt=0, le=32, description="The most tokens that are guessed at a time.")
     threads: int | None = Field(None, gt=0, description="Threads that the model computes with. Not set: torch decides.")
     cache_folder: Path = Field(
         default_factory=_user_cache_folder,

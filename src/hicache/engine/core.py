@@ -3,16 +3,23 @@
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TypeVar
 
 from hicache.cache import UnifiedRadixCache
 from hicache.controller import Prefetch
+from hicache.engine.drafting import Drafting
 from hicache.engine.executor import Executor, Output
 from hicache.engine.request import Request
+from hicache.engine.segment import TokenArray
 from hicache.engine.sequence import Sequence
+from hicache.engine.speculation import Drafter, choose, no_tokens
 from hicache.errors import InvariantError
 
 log = logging.getLogger("hicache")
+
+T = TypeVar("T")
 
 PATIENCE_STEPS = 3
 """How often a request is refused memory while transfers may free some, before a younger one gives way."""
@@ -33,11 +40,16 @@ class CoreOptions:
 
 @dataclass(slots=True)
 class CoreStats:
-    """Counts since the start, and how many requests run and wait now."""
+    """Counts since the start, and how many requests run and wait now.
+
+    `drafted_tokens` were guessed by a drafter; the model chose `accepted_tokens` of them as well.
+    """
 
     steps: int = 0
     prefill_tokens: int = 0
     decode_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
     preemptions: int = 0
     void_steps: int = 0
     finished_requests: int = 0
@@ -49,10 +61,26 @@ class CoreStats:
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """A sequence's part of a step."""
+    """A sequence's part of a step: its next `tokens` tokens, and `drafts` behind them, for which there is `room`."""
 
     sequence: Sequence
     tokens: int
+    room: int = 0
+    drafts: TokenArray = field(default_factory=no_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """What came of it: `tokens` more of the sequence are computed."""
+
+    work: _Work
+    output: Output
+    tokens: int
+    prefill: bool
+
+    @property
+    def sequence(self) -> Sequence:
+        return self.work.sequence
 
 
 @dataclass(eq=False, slots=True)
@@ -69,7 +97,7 @@ class _Waiting:
 
 
 class EngineCore:
-    """Plans and runs steps over one cache and one executor."""
+    """Plans and runs steps over one cache and one executor, with the guesses of a drafter if there is one."""
 
     def __init__(
         self,
@@ -77,9 +105,11 @@ class EngineCore:
         executor: Executor,
         options: CoreOptions,
         clock: Callable[[], float] = time.monotonic,
+        drafter: Drafter | None = None,
     ) -> None:
         self.cache = cache
         self._executor = executor
+        self._drafting = Drafting(drafter)
         self._options = options
         self._clock = clock
         self._waiting: list[_Waiting] = []
@@ -137,8 +167,7 @@ class EngineCore:
             self._check_progress()
             return False
         self._progress_s = self._clock()
-        for one, output in self._run(work):
-            self._finish_step(one, output)
+        self._finish_step(self._run(self._propose(work)))
         self._counts.steps += 1
         return True
 
@@ -174,6 +203,10 @@ class EngineCore:
             return None
         if sequence.missing > 1 and budget <= 0:
             return None
+        room = self._drafting.room(sequence)
+        if room and sequence.reserve(1 + room):
+            sequence.refusals = 0
+            return _Work(sequence, 1, room)
         tokens = sequence.chunk(budget)
         return _Work(sequence, tokens) if self._reserve(sequence, tokens) else None
 
@@ -217,7 +250,8 @@ class EngineCore:
             return None
         self._waiting.remove(ready)
         shared = [self._common(request, other.request) for other in self._waiting]
-        sequence = Sequence(request, self.cache, match, self._executor, shared, self._options.snapshot_interval)
+        interval = self._options.snapshot_interval
+        sequence = Sequence(request, self.cache, match, self._executor, shared, interval, self._drafting.drafter)
         self._running.append(sequence)
         return sequence
 
@@ -242,10 +276,15 @@ class EngineCore:
 
     # Computing
 
+    def _propose(self, work: list[_Work]) -> list[_Work]:
+        """The same parts with guesses, where there is room."""
+        drafts = self._drafting.propose({one.sequence: one.room for one in work if one.room})
+        return [replace(one, drafts=drafts.get(one.sequence, no_tokens())) for one in work]
+
     def _run(self, work: list[_Work]) -> list[tuple[_Work, Output]]:
         """What came of each part of the step. If it fails, parts run alone, so that only the bad one ends."""
         try:
-            segments = [one.sequence.segment(one.tokens) for one in work]
+            segments = [one.sequence.segment(one.tokens, one.drafts) for one in work]
             outputs = self._executor.run(segments, lambda layer: self._wait(work, layer))
             return list(zip(work, outputs, strict=True))
         except InvariantError:
@@ -258,33 +297,73 @@ class EngineCore:
             self._fail(work[0].sequence, error)
             return []
 
-    def _finish_step(self, one: _Work, output: Output) -> None:
+    def _finish_step(self, outputs: list[tuple[_Work, Output]]) -> None:
+        chosen = [self._guard(one.sequence, partial(self._choose, one, output)) for one, output in outputs]
+        kept = self._keep_states([one for one in chosen if one is not None])
+        advanced = [one for one in kept if self._guard(one.sequence, partial(self._advance, one))]
+        self._drafting.settle(one.sequence for one in advanced if one.prefill or one.sequence.unsettled_page)
+        for one in advanced:
+            self._guard(one.sequence, partial(self._share, one))
+
+    def _choose(self, one: _Work, output: Output) -> _Done | None:
+        """The sequence's next tokens, if all before them are computed. None: what the step ran on was not there."""
         sequence, request = one.sequence, one.sequence.request
-        try:
-            if not sequence.settle():
-                self._counts.void_steps += 1
-                return
-            prefill = one.tokens > 1 or request.answer_tokens == 0
-            sequence.advance(one.tokens)
-            if prefill:
-                self._counts.prefill_tokens += one.tokens
-                sequence.share()
-            else:
-                self._counts.decode_tokens += one.tokens
-                sequence.share_behind()
-            if sequence.missing == 0:
-                request.advance(output.logits[-1].numpy(), self._clock())
-        except InvariantError:
-            raise
-        except Exception as error:
-            log.exception("request %d failed", request.id)
-            self._fail(sequence, error)
-            return
+        if not sequence.settle():
+            self._counts.void_steps += 1
+            return None
+        prefill = one.tokens > 1 or request.answer_tokens == 0
+        tokens = one.tokens
+        if sequence.missing == tokens:
+            self._counts.drafted_tokens += len(one.drafts)
+            self._counts.accepted_tokens += choose(request, output.logits, one.drafts, self._clock())
+            tokens = request.length - 1 - sequence.computed
+        return _Done(one, output, tokens, prefill)
+
+    def _keep_states(self, done: list[_Done]) -> list[_Done]:
+        """Recurrent state after a wrong draft is of no use: what was right is computed again, from the state before."""
+        if not self._executor.routes.state_pools:
+            return done
+        again = []
+        for one in [one for one in done if len(one.work.drafts)]:
+            if one.tokens == 1 + len(one.work.drafts):
+                one.sequence.keep_state(one.output)
+            elif not one.sequence.request.finished:
+                again.append(_Work(one.sequence, one.tokens))
+        if again:
+            self._run(again)
+        return [one for one in done if one.sequence in self._running]
+
+    def _advance(self, one: _Done) -> bool:
+        one.sequence.advance(one.tokens)
+        if one.prefill:
+            self._counts.prefill_tokens += one.tokens
+        else:
+            self._counts.decode_tokens += one.tokens
+        self._drafting.follow(one.sequence, one.output.hidden[: one.tokens])
+        return True
+
+    def _share(self, one: _Done) -> None:
+        sequence, request = one.sequence, one.sequence.request
+        if one.prefill:
+            sequence.share()
+        else:
+            sequence.share_behind()
         if request.finished:
             sequence.share()
             self._leave(sequence)
             self._crowded = False
             self._counts.finished_requests += 1
+
+    def _guard(self, sequence: Sequence, action: Callable[[], T]) -> T | None:
+        """What `action` returns; None if it fails, with the request, and with no other."""
+        try:
+            return action()
+        except InvariantError:
+            raise
+        except Exception as error:
+            log.exception("request %d failed", sequence.request.id)
+            self._fail(sequence, error)
+            return None
 
     def _wait(self, work: list[_Work], layer: int) -> None:
         for one in work:

@@ -3,11 +3,12 @@
 import logging
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
-from hicache.builder import PoolSizes, build_kv_cache, describe_sizes, split_sizes
+from hicache.builder import ModelDescription, build_kv_cache, describe_sizes, split_sizes
 from hicache.cache import UnifiedRadixCache
 from hicache.config import Settings, format_size
 from hicache.coverage import Full, Window
@@ -15,6 +16,7 @@ from hicache.device.torch import RESERVED_SLOTS, TorchDevicePool, torch_dtype
 from hicache.engine.checkpoint import Checkpoint, open_checkpoint
 from hicache.engine.core import CoreOptions, EngineCore
 from hicache.engine.default_model import find_model
+from hicache.engine.drafts import DraftPlan, DraftSettings, plan_draft
 from hicache.engine.engine import Engine, EngineInfo
 from hicache.engine.executor import Executor
 from hicache.engine.model import Tokenizer, load_model, load_tokenizer
@@ -22,7 +24,7 @@ from hicache.engine.routes import Routes
 from hicache.engine.selftest import is_exact
 from hicache.engine.token_pools import scratch_bytes
 from hicache.errors import ConfigError
-from hicache.keys import FingerprintMemo
+from hicache.keys import FingerprintMemo, Namespace, digest_parts
 from hicache.layout import PoolGeometry
 from hicache.memory import require_memory
 from hicache.units import PoolName
@@ -39,10 +41,9 @@ def create_engine(settings: Settings) -> Engine:
     if serve.threads is not None:
         torch.set_num_threads(serve.threads)
     folder = find_model(serve.model, serve.cache_folder)
-    checkpoint = open_checkpoint(folder, serve.dtype, config.page_size)
-    max_model_len = _max_model_len(settings, checkpoint)
+    plan = _plan(settings, open_checkpoint(folder, serve.dtype, config.page_size))
     require_memory(
-        checkpoint.weights_bytes + _scratch_bytes(checkpoint, max_model_len) + config.device_size + config.host_size,
+        plan.weights_bytes + _scratch_bytes(plan) + config.device_size + config.host_size,
         "the model's weights, device_size and host_size together",
     )
     tokenizer = load_tokenizer(folder)
@@ -53,7 +54,7 @@ def create_engine(settings: Settings) -> Engine:
         return pools[name]
 
     cache = build_kv_cache(
-        checkpoint.description,
+        plan.description,
         config,
         device_pool=device_pool,
         reserved_slots=RESERVED_SLOTS,
@@ -61,25 +62,72 @@ def create_engine(settings: Settings) -> Engine:
     )
     with ExitStack() as undo:
         undo.callback(cache.close)
-        engine = _start(settings, checkpoint, tokenizer, cache, pools)
+        engine = _start(plan, tokenizer, cache, pools)
         undo.pop_all()
     return engine
 
 
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What is going to run: the model, and what drafts for it."""
+
+    settings: Settings
+    checkpoint: Checkpoint
+    draft: DraftPlan | None
+
+    @property
+    def description(self) -> ModelDescription:
+        """All pools, the draft's included."""
+        return self.draft.description if self.draft is not None else self.checkpoint.description
+
+    @property
+    def weights_bytes(self) -> int:
+        return self.checkpoint.weights_bytes + (self.draft.weights_bytes if self.draft is not None else 0)
+
+    @property
+    def slots(self) -> Mapping[PoolName, int]:
+        """Device slots by pool."""
+        sizes = split_sizes(
+            self.description,
+            self.settings.cache,
+            reserved_slots=RESERVED_SLOTS,
+            live_slots=self.settings.serve.max_running,
+        )
+        return sizes.device
+
+    def namespace(self) -> Namespace:
+        """What sets its pages apart, from those with another draft too."""
+        serve = self.settings.serve
+        memo = FingerprintMemo(serve.cache_folder / "weights.json")
+        own = self.checkpoint.namespace(serve.dtype, self.settings.cache.page_size, memo)
+        if self.draft is None:
+            return own
+        return replace(
+            own,
+            weights=digest_parts({"model": own.weights, "draft": self.draft.identity(memo)}).hex(),
+            geometry=self.description.fingerprint,
+            draft_lookahead=self.description.draft_lookahead,
+        )
+
+
+def _plan(settings: Settings, checkpoint: Checkpoint) -> _Plan:
+    serve = settings.serve
+    if serve.draft is None:
+        return _Plan(settings, checkpoint, None)
+    asked = DraftSettings(serve.draft, serve.draft_tokens, serve.dtype, settings.cache.page_size, serve.cache_folder)
+    return _Plan(settings, checkpoint, plan_draft(asked, checkpoint))
+
+
 def _start(
-    settings: Settings,
-    checkpoint: Checkpoint,
-    tokenizer: Tokenizer,
-    cache: UnifiedRadixCache,
-    pools: Mapping[PoolName, TorchDevicePool],
+    plan: _Plan, tokenizer: Tokenizer, cache: UnifiedRadixCache, pools: Mapping[PoolName, TorchDevicePool]
 ) -> Engine:
     """Loads the weights and runs on a cache that is there."""
-    serve, config = settings.serve, settings.cache
-    max_model_len = _max_model_len(settings, checkpoint)
-    memo = FingerprintMemo(serve.cache_folder / "weights.json")
-    namespace = checkpoint.namespace(serve.dtype, config.page_size, memo)
+    checkpoint, serve, config = plan.checkpoint, plan.settings.serve, plan.settings.cache
+    max_model_len = _max_model_len(plan)
+    namespace = plan.namespace()
     model = load_model(checkpoint.folder, torch_dtype(serve.dtype))
     executor = Executor(model, checkpoint.description, pools, max_model_len)
+    drafter = plan.draft.start(model, pools, max_model_len) if plan.draft is not None else None
     exact = is_exact(executor, checkpoint.vocabulary)
     if not exact:
         log.warning("answers may depend on chunking and batch in their last bits: %s on this machine", serve.dtype)
@@ -92,30 +140,29 @@ def _start(
         exact=exact,
         sizes=(
             f"weights: {format_size(model.nbytes)}, {serve.dtype}",
-            f"working memory: {format_size(executor.scratch_bytes)}",
+            *((plan.draft.shown,) if plan.draft is not None else ()),
+            f"working memory: {format_size(_scratch_bytes(plan))}",
             *describe_sizes(
-                checkpoint.description, config, reserved_slots=RESERVED_SLOTS, live_slots=serve.max_running
+                plan.description, config, reserved_slots=RESERVED_SLOTS, live_slots=serve.max_running
             ).splitlines(),
         ),
     )
-    options = CoreOptions(
-        serve.max_running, _chunk_tokens(settings, checkpoint), snapshot_interval=serve.snapshot_interval
-    )
-    return Engine(EngineCore(cache, executor, options), tokenizer, info)
+    options = CoreOptions(serve.max_running, _chunk_tokens(plan), snapshot_interval=serve.snapshot_interval)
+    return Engine(EngineCore(cache, executor, options, drafter=drafter), tokenizer, info)
 
 
-def _max_model_len(settings: Settings, checkpoint: Checkpoint) -> int:
+def _max_model_len(plan: _Plan) -> int:
     """Tokens of prompt and answer together: what is asked for, else what the model and the device pools allow."""
-    config, asked = settings.cache, settings.serve.max_model_len
-    slots = _sizes(settings, checkpoint).device
-    whole = [slots[pool.name] for pool in checkpoint.description.pools if isinstance(pool.coverage, Full)]
-    pool_tokens = min(whole) * config.page_size if whole else checkpoint.max_positions
+    config, asked, slots = plan.settings.cache, plan.settings.serve.max_model_len, plan.slots
+    whole = [slots[pool.name] for pool in plan.description.pools if isinstance(pool.coverage, Full)]
+    most = plan.checkpoint.max_positions
+    pool_tokens = min(whole) * config.page_size if whole else most
     if asked is None:
-        return max(1, min(checkpoint.max_positions, pool_tokens))
-    if asked > checkpoint.max_positions:
-        raise ConfigError(f"max_model_len={asked}: the model was made for {checkpoint.max_positions} at most")
+        return max(1, min(most, pool_tokens))
+    if asked > most:
+        raise ConfigError(f"max_model_len={asked}: the model was made for {most} at most")
     if asked > pool_tokens:
-        need = config.device_size * -(-asked // config.page_size) // min(whole) + checkpoint.description.slot_bytes
+        need = config.device_size * -(-asked // config.page_size) // min(whole) + plan.description.slot_bytes
         raise ConfigError(
             f"max_model_len={asked}: device_size={format_size(config.device_size)} holds {pool_tokens} tokens;"
             f" give it {format_size(need)} or more"
@@ -123,30 +170,25 @@ def _max_model_len(settings: Settings, checkpoint: Checkpoint) -> int:
     return asked
 
 
-def _chunk_tokens(settings: Settings, checkpoint: Checkpoint) -> int:
+def _chunk_tokens(plan: _Plan) -> int:
     """Prompt tokens per step: no more than a windowed pool has room for beside the window."""
-    config, slots = settings.cache, _sizes(settings, checkpoint).device
+    page_size, slots = plan.settings.cache.page_size, plan.slots
     room = [
-        (slots[pool.name] - pool.coverage.pages(config.page_size) - 1) * config.page_size
-        for pool in checkpoint.description.pools
+        (slots[pool.name] - pool.coverage.pages(page_size) - 1) * page_size
+        for pool in plan.description.pools
         if isinstance(pool.coverage, Window)
     ]
-    return max(config.page_size, min([settings.serve.chunk_tokens, *room]))
+    return max(page_size, min([plan.settings.serve.chunk_tokens, *room]))
 
 
-def _sizes(settings: Settings, checkpoint: Checkpoint) -> PoolSizes:
-    return split_sizes(
-        checkpoint.description,
-        settings.cache,
-        reserved_slots=RESERVED_SLOTS,
-        live_slots=settings.serve.max_running,
-    )
-
-
-def _scratch_bytes(checkpoint: Checkpoint, max_model_len: int) -> int:
-    gathered = Routes.of(checkpoint.description).gathered_pools
-    geometries = [pool.geometry for pool in checkpoint.description.pools if pool.name in gathered]
-    return scratch_bytes(geometries, max_model_len)
+def _scratch_bytes(plan: _Plan) -> int:
+    """What the model and its drafter gather in."""
+    routes = [Routes.of(plan.checkpoint.description)]
+    if plan.draft is not None:
+        routes.append(plan.draft.routes)
+    geometries = {pool.name: pool.geometry for pool in plan.description.pools}
+    max_model_len = _max_model_len(plan)
+    return sum(scratch_bytes([geometries[pool] for pool in one.gathered_pools], max_model_len) for one in routes)
 
 
 def _model_name(model: str) -> str:

@@ -1,5 +1,6 @@
 """The only place that touches transformers, which is partly untyped: everything that leaves it has a type."""
 
+import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -97,6 +98,18 @@ class CausalModel:
         """Bytes of the weights."""
         return sum(parameter.nbytes for parameter in self._module.parameters())
 
+    def first_layers(self, layers: int) -> "CausalModel":
+        """A model made of its first `layers` layers and all that is not a layer. It shares the weights."""
+        decoder = self._module.get_decoder()
+        name = next(name for name, child in self._module.named_children() if child is decoder)
+        config = copy.deepcopy(self._module.config)
+        config.num_hidden_layers = layers
+        kept = torch.nn.ModuleList([_twin(layer) for layer in decoder.layers[:layers]])
+        shorter, module = _twin(decoder, layers=kept), _twin(self._module)
+        shorter.config = module.config = config
+        module._modules[name] = shorter
+        return CausalModel(module)
+
 
 def read_config(folder: Path) -> RawConfig:
     """The config of the checkpoint in `folder`. Raises ConfigError when transformers can't make sense of it."""
@@ -136,6 +149,23 @@ def load_tokenizer(folder: Path) -> Tokenizer:
             folder, local_files_only=True, trust_remote_code=False, clean_up_tokenization_spaces=False
         )
     return cast(Tokenizer, tokenizer)
+
+
+def load_vocabulary(folder: Path) -> Mapping[str, int] | None:
+    """The tokens of the tokenizer in `folder` with their ids; None where there is no tokenizer."""
+    if not (folder / "tokenizer_config.json").is_file():
+        return None
+    tokenizer: Any = load_tokenizer(folder)
+    vocabulary: Mapping[str, int] = tokenizer.get_vocab()
+    return vocabulary
+
+
+def _twin(module: Any, **children: Any) -> Any:
+    """A module with some other children and hooks of its own; it shares everything else."""
+    twin = copy.copy(module)
+    twin._modules = {**module._modules, **children}
+    twin._forward_hooks = module._forward_hooks.copy()
+    return twin
 
 
 def _quiet() -> None:

@@ -73,8 +73,13 @@ class Request:
         if self.cached_tokens is None:
             self.cached_tokens = dict(cached_tokens)
 
-    def advance(self, logits: npt.NDArray[np.float32], now_s: float) -> None:
-        """Choose the next token, show what can be shown, and finish if that was the last."""
+    @property
+    def remaining(self) -> int:
+        """Tokens that the answer may still get."""
+        return self.params.max_tokens - self.answer_tokens
+
+    def advance(self, logits: npt.NDArray[np.float32], now_s: float) -> int:
+        """Choose the next token, show what can be shown, and finish if that was the last. Returns the token."""
         if np.isnan(logits).any():
             raise ArithmeticError("the model's logits are not numbers; its weights or its dtype can't be right")
         token = self._sampler.choose(logits, self.answer_tokens)
@@ -83,7 +88,7 @@ class Request:
         ttft_s = now_s - self.submitted_s if self.answer_tokens == 1 else None
         if token in self._stops:
             self._finish("stop", self._rest(), (token,), ttft_s)
-            return
+            return token
         piece = self._stop_strings.add(self._detokenizer.add(token))
         if piece.stopped:
             self._finish("stop", piece.text, (token,), ttft_s)
@@ -94,6 +99,7 @@ class Request:
             self._finish(reason, text, (token,), ttft_s)
         else:
             self._emit(Chunk(piece.text, (token,), ttft_s=ttft_s))
+        return token
 
     def abort(self) -> None:
         """End it where it is; what was held back is not shown."""

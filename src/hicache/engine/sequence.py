@@ -2,17 +2,21 @@
 
 from collections.abc import Iterable
 
+import numpy as np
+
 from hicache.cache import Load, Match, UnifiedRadixCache
-from hicache.engine.executor import Executor
+from hicache.engine.executor import Executor, Output
 from hicache.engine.request import Request
-from hicache.engine.segment import Segment, StateSlots
+from hicache.engine.segment import Segment, StateSlots, TokenArray
 from hicache.engine.snapshots import boundaries, next_stop
+from hicache.engine.speculation import Drafter, Lead, Trail
 
 
 class Sequence:
     """From admission to release. Slots are only ever reached through the match.
 
     `shared` are token counts of the prompt that others have in common with it: where a snapshot is of use to them.
+    With a `drafter`, pages are shared only as far as its state is there too.
     """
 
     def __init__(
@@ -23,6 +27,7 @@ class Sequence:
         executor: Executor,
         shared: Iterable[int] = (),
         snapshot_interval: int = 0,
+        drafter: Drafter | None = None,
     ) -> None:
         self.request = request
         self.computed = 0
@@ -32,6 +37,8 @@ class Sequence:
         self._executor = executor
         self._shared = (match.known_tokens, *shared)
         self._interval = snapshot_interval
+        self._drafter = drafter
+        self._trail = Trail()
         self._stops: tuple[int, ...] = ()
         self._state: StateSlots | None = None
         self._snapshot: tuple[int, StateSlots] | None = None
@@ -74,6 +81,18 @@ class Sequence:
         tokens = min(self.missing, max(1, budget))
         return next_stop(self._stops, self.computed, tokens) if self._recurrent else tokens
 
+    def draft_room(self, most: int) -> int:
+        """How many drafted tokens, at most `most`, may be run behind the one that is to be computed next.
+
+        They end with the answer, and where a snapshot is wanted.
+        """
+        if not self._settled or self.missing != 1 or not self.request.answer_tokens:
+            return 0
+        room = min(most, self.request.remaining - 1)
+        if self._recurrent:
+            room = min(room, self._cache.page_size - self.computed % self._cache.page_size - 1)
+        return room
+
     def reserve(self, tokens: int) -> bool:
         """Have slots for the next `tokens` tokens. False, with nothing taken, when the device has none to give.
 
@@ -83,7 +102,9 @@ class Sequence:
         stop = self.computed + tokens
         routes = self._executor.routes
         if not routes.sees_less and not self._recurrent:
-            return self._have(self.request.length)
+            return self._have(max(stop, self.request.length))
+        if self._snapshot is not None and self._snapshot[0] == stop:
+            return self._have(stop)
         missing = stop - self._match.length_tokens
         if self._recurrent and missing >= 0 and self._wants_snapshot(stop):
             granted = self._cache.allocate(self._match, missing, checkpoint=True)
@@ -93,17 +114,32 @@ class Sequence:
                 return True
         return self._have(stop)
 
-    def segment(self, tokens: int) -> Segment:
-        """The next `tokens` tokens to compute."""
+    def segment(self, tokens: int, drafts: TokenArray | None = None) -> Segment:
+        """The next `tokens` tokens to compute, and tokens that may follow them: then the state after is not kept."""
         routes = self._executor.routes
         live = self._match.live_slots
+        known = self.request.tokens(self.computed, self.computed + tokens)
+        guessed = 0 if drafts is None else len(drafts)
         return Segment(
-            self.request.tokens(self.computed, self.computed + tokens),
+            known if drafts is None else np.concatenate((known, drafts)),
             self.computed,
             {pool: self._match.slots(pool) for pool in routes.token_pools},
             state_from=None if self.computed == 0 else self._state or live,
-            state_to=live,
+            state_to=None if guessed else live,
+            logit_rows=1 + guessed,
         )
+
+    def lead(self, drafter: Drafter) -> Lead:
+        """What a drafter may know of it."""
+        request = self.request
+        slots = {drafter.source: self._match.slots(drafter.source)}
+        return Lead(request.tokens(0, request.length), self.computed, slots, self._trail, request.finished)
+
+    @property
+    def unsettled_page(self) -> bool:
+        """Whether a page was filled that can't be shared until the drafter has come as far."""
+        page = self._cache.page_size
+        return self.computed // page > self._trail.ready // page
 
     def wait(self, layer: int) -> None:
         """Block until what was loaded of `layer` is there."""
@@ -123,6 +159,10 @@ class Sequence:
         self.request.use_cache(self._match.cached_tokens)
         return True
 
+    def keep_state(self, output: Output) -> None:
+        """All that was run, drafts included, has become part of the sequence: so does the state after it."""
+        output.keep_state(self._match.live_slots)
+
     def advance(self, tokens: int) -> None:
         """`tokens` more have been computed: where a snapshot was wanted there, it is taken."""
         self.computed += tokens
@@ -138,9 +178,12 @@ class Sequence:
     def share_behind(self) -> None:
         """While an answer grows: share full pages where that lets pages go which no token sees any more.
 
-        The newest snapshot stays here, to be dropped for the next one: an answer leaves one only.
+        Also the prompt's last ones, if they had to wait for what a draft looks ahead to. The newest snapshot stays
+        here, to be dropped for the next one: an answer leaves one only.
         """
-        if self._executor.routes.sees_less and self.computed % self._cache.page_size == 0:
+        page, shared = self._cache.page_size, self._match.shared_tokens
+        late = self._lookahead and shared + page <= self.request.prompt_tokens
+        if (self._executor.routes.sees_less or late) and self._final // page > shared // page:
             self._share(snapshots=False)
 
     def release(self) -> None:
@@ -149,9 +192,18 @@ class Sequence:
             self._released = True
             self._cache.release(self._match)
 
+    @property
+    def _lookahead(self) -> int:
+        return self._drafter.lookahead if self._drafter is not None else 0
+
+    @property
+    def _final(self) -> int:
+        """Tokens whose state is in the slots, the drafter's included."""
+        return self.computed if self._drafter is None else min(self.computed, self._trail.ready)
+
     def _share(self, snapshots: bool) -> None:
         if self._settled:
-            tokens = self.request.tokens(0, self.computed)
+            tokens = self.request.tokens(0, self._final + self._lookahead)
             self._match = self._cache.insert(self._match, tokens, checkpoints=snapshots)
 
     def _resume(self, tokens: int) -> None:
@@ -160,6 +212,7 @@ class Sequence:
         self.computed = tokens
         self._snapshot = self._kept = None
         self._state = None
+        self._trail = Trail(tokens)
         if tokens:
             pools = self._executor.routes.state_pools
             self._state = {pool: int(self._match.slots(pool)[tokens // page - 1]) for pool in pools} or None

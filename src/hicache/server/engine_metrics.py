@@ -74,6 +74,10 @@ def _core(core: CoreCounts) -> Iterator[Metric]:
     tokens.add_metric(("prefill",), core.prefill_tokens)
     tokens.add_metric(("decode",), core.decode_tokens)
     yield tokens
+    yield _counter("hicache_engine_drafted_tokens", "Tokens that were guessed ahead", core.drafted_tokens)
+    yield _counter(
+        "hicache_engine_accepted_tokens", "Of the tokens guessed, those that the model chose too", core.accepted_tokens
+    )
     yield _counter("hicache_engine_steps", "Steps that computed something", core.steps)
     yield _counter("hicache_engine_preemptions", "Requests that gave way to an older one", core.preemptions)
 
