@@ -132,7 +132,7 @@ def test_what_a_load_finds_on_the_device_is_not_evicted_to_make_room_for_it():
     world = World(THREE_POOLS, device_pages=8, executor=hand)
     world.serve(PROMPT)
     hand.settle(world.cache.poll)
-    world.cache.evict(Tier.DEVICE)
+    world.cache.evict(Tier.DEVICE, pool="kv")
     state = world.cache.controller.state
     state.free_eviction(state.tree.evict("swa", Tier.DEVICE, 5, drop_dirty=False))
     assert world.cached(PROMPT) == (0, 6 * PAGE)

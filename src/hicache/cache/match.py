@@ -198,14 +198,19 @@ class Match:
         """What it was lent of its pages up to page `pages`: the first page, and runs per pool from there on."""
         return self._lent.offer(self._span.stop, pages, checkpoints)
 
-    def handed_over(self, inserted: InsertResult, pages: int, checkpoints: bool, after: Event | None) -> None:
-        """The tree has taken what was offered up to `pages`, but for duplicates.
+    def handed_over(
+        self, inserted: InsertResult, first: int, pages: int, checkpoints: bool, after: Event | None
+    ) -> None:
+        """The tree has taken what was offered of pages `first` to `pages`, but for duplicates.
 
-        Pin what is there; free what only computation still reads. Without a token pool the tree knows no page behind
-        the last snapshot: the account goes on having those.
+        Pin what is there, in every pool until `after` has passed; free what only computation still reads. Without a
+        token pool the tree knows no page behind the last snapshot: the account goes on having those.
         """
         found = inserted.match
         shared = min(pages, found.pages)
+        if after is not None and first < shared:
+            written = self._state.tree.span(found, first, shared)
+            self._state.give_back([self._state.tree.pin_span(written, Pin.HERE)], (), after)
         if after is not None:
             self._after = after
         self._retired.append(Retired(inserted.duplicates))

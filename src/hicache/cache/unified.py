@@ -184,7 +184,7 @@ class UnifiedRadixCache:
         """End a match at any point: pins, loads and lent slots are given back.
 
         Pins and slots only once `after` has passed, the computation that still needs them; by default what `insert`
-        was told last.
+        was told last. Pages that no window sees any more are not pinned: for those, tell `insert`.
         """
         self._require_open()
         load = match.end(after)
@@ -250,7 +250,7 @@ class UnifiedRadixCache:
         inserted = raw[: (pages * self._page_size + self._lookahead) * TOKEN_BYTES]
         first, runs = match.offer(pages, checkpoints)
         result = state.tree.insert(match.namespace.fingerprint, inserted, first, runs)
-        match.handed_over(result, pages, checkpoints, after)
+        match.handed_over(result, first, pages, checkpoints, after)
         self._controller.computed(match.span, after)
 
     def _use(self, match: Match, span: Span) -> None:
