@@ -7,7 +7,7 @@ from hicache.cache import Match
 from hicache.errors import InvariantError
 from hicache.testing.streams import VirtualEvent
 from hicache.units import HOLE, Tier
-from tests.world import DERIVED, MODELS, PAGE, THREE_POOLS, World, tokens
+from tests.world import DERIVED, KINDS, MODELS, PAGE, THREE_POOLS, World, tokens
 
 PROMPT = tokens(*range(4 * PAGE + 1))
 
@@ -166,14 +166,37 @@ def _loaded(world: World) -> Match:
     return match
 
 
-STAGES = [_matched, _allocated, _inserted, _allocated_again, _loading, _loading_and_allocated, _loaded]
+def _kept_snapshot(world: World) -> Match:
+    match = _loaded(world)
+    assert world.decode(match, PROMPT, checkpoint=True, checkpoints=False)
+    assert world.decode(match, PROMPT + tokens(*range(2 * PAGE)), checkpoint=True, checkpoints=False)
+    return match
 
 
-@pytest.mark.parametrize("model", sorted(MODELS))
+def _loaded_again(world: World) -> Match:
+    match = _allocated(world)
+    world.finish_load(match)
+    return match
+
+
+STAGES = [
+    _matched,
+    _allocated,
+    _inserted,
+    _allocated_again,
+    _loading,
+    _loading_and_allocated,
+    _loaded,
+    _kept_snapshot,
+    _loaded_again,
+]
+
+
+@pytest.mark.parametrize("model", sorted(KINDS))
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("late", [False, True])
 def test_an_abort_at_any_point_is_one_release(model, stage, late):
-    world = World(MODELS[model])
+    world = World(KINDS[model])
     world.serve(PROMPT)
     world.settle()
     world.cache.evict(Tier.DEVICE)

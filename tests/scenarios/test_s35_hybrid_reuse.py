@@ -2,11 +2,12 @@
 
 import pytest
 
+from hicache.builder import ModelDescription
 from hicache.cache import Match
 from hicache.storage import PageStore
 from hicache.storage.memory import MemoryBackend
 from hicache.units import HOLE, Tier
-from tests.world import KINDS, PAGE, ModelDescription, World, tokens
+from tests.world import KINDS, PAGE, World, tokens
 
 HYBRIDS = ["three", "window and state", "state and window", "state", "everything"]
 SHARED = 10
@@ -126,10 +127,11 @@ def test_no_snapshot_has_seen_a_rejected_token(world: World, accepted):
     assert world.allocate(match, 5, checkpoint=True)
     kept = drafted[: len(prompt) + 4 * accepted]
     world.compute(match, kept)
-    if len(kept) // 4 < 3 * PAGE:
-        world.cache.drop_checkpoint(match, 3)
     world.cache.insert(match, kept)
     world.check(match)
+    if len(kept) // 4 < 3 * PAGE:
+        assert match.slots(states(world.model)[0])[2] in match.lent[states(world.model)[0]], "not shared"
+        world.cache.drop_checkpoint(match, 3)
     world.cache.audit()
     assert world.allocate(match, len(kept) // 4 - match.length_tokens, checkpoint=False), "the rest was taken back"
     assert match.length_tokens == len(kept) // 4
