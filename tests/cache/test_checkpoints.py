@@ -5,7 +5,9 @@ import pytest
 
 from hicache.errors import InvariantError
 from hicache.testing.streams import VirtualEvent
+from hicache.transfer import Load
 from hicache.units import HOLE, Tier
+from tests.hand import HandExecutor
 from tests.world import MODELS, PAGE, THREE_POOLS, World, tokens
 
 PROMPT = tokens(*range(4 * PAGE + 1))
@@ -233,4 +235,75 @@ def test_tokens_without_a_state_count_once_and_only_behind_the_hit(world: World)
     world.serve(PROMPT)
     assert lost() == 4 * PAGE
     world.settle()
+    world.idle()
+
+
+def test_a_snapshot_that_lies_ahead_waits_until_its_page_is_shared(world: World):
+    match = world.cache.match_prefix(PROMPT, world.namespace)
+    assert world.allocate(match, 3 * PAGE)
+    ahead = match.slots("state")[2]
+    for pages in (1, 2):
+        world.compute(match, PROMPT[: 4 * pages * PAGE])
+        world.cache.insert(match, PROMPT[: 4 * pages * PAGE])
+        world.cache.audit()
+        assert match.slots("state").tolist() == [HOLE, HOLE, ahead]
+        assert snapshots(world, PROMPT) == []
+    world.compute(match, PROMPT[: 4 * 3 * PAGE])
+    world.cache.insert(match, PROMPT[: 4 * 3 * PAGE])
+    assert snapshots(world, PROMPT) == [3]
+    world.cache.release(match)
+    assert world.cached(PROMPT) == (3 * PAGE, 3 * PAGE)
+    world.settle()
+    world.idle()
+
+
+def test_a_load_makes_snapshots_void_that_were_lent_before_it(world: World):
+    """The request goes on from further on, and never computes what they were for."""
+    world.serve(PROMPT)
+    world.settle()
+    world.cache.evict(Tier.DEVICE)
+    before = free(world)
+    match = world.cache.match_prefix(PROMPT, world.namespace)
+    assert world.cache.allocate(match, 2 * PAGE, checkpoint=True) is not None
+    assert np.flatnonzero(match.slots("state") != HOLE).tolist() == [1]
+    assert world.finish_load(match) is not None
+    assert np.flatnonzero(match.slots("state") != HOLE).tolist() == [3]
+    assert world.decode(match, PROMPT, checkpoint=True)
+    world.check(match)
+    assert snapshots(world, PROMPT) == [4]
+    assert free(world) == before - 2, "the live state and what was loaded"
+    world.cache.release(match)
+    world.settle()
+    world.idle()
+
+
+def test_a_load_that_comes_short_makes_snapshots_void_and_keeps_the_live_slot():
+    hand = HandExecutor()
+    world = World(THREE_POOLS, executor=hand)
+    world.serve(PROMPT[: (2 * PAGE + 1) * 4])
+    world.serve(PROMPT)
+    hand.settle(world.cache.poll)
+    world.cache.evict(Tier.DEVICE)
+    match = world.cache.match_prefix(PROMPT, world.namespace)
+    load = world.cache.load_back(match)
+    assert load is not None
+    text = PROMPT + tokens(*range(PAGE))
+    assert world.cache.allocate(match, PAGE + 1, checkpoint=True) is not None
+    live = match.live_slots
+    assert np.flatnonzero(match.slots("state") != HOLE).tolist() == [3, 4]
+    hand.run(Load, bad={"state": [0]})
+    assert load.result() == 0, "the snapshot at 2 was not asked for"
+    assert match.live_slots == live
+    assert not np.any(match.slots("state") != HOLE)
+    world.cache.audit()
+    again = world.cache.load_back(match)
+    hand.run(Load)
+    assert again is not None
+    assert again.result() == 2 * PAGE
+    world.check(match)
+    assert world.decode(match, text, checkpoint=True)
+    world.check(match)
+    assert snapshots(world, text) == [2, 5]
+    world.cache.release(match)
+    hand.settle(world.cache.poll)
     world.idle()

@@ -203,26 +203,27 @@ class Match:
     ) -> None:
         """The tree has taken what was offered of pages `first` to `pages`, but for duplicates.
 
-        Pin what is there, in every pool until `after` has passed; free what only computation still reads. Without a
-        token pool the tree knows no page behind the last snapshot: the account goes on having those.
+        Pin what is there, in every pool until `after` has passed. Without a token pool the tree knows no page behind
+        the last snapshot: the account goes on having those.
         """
         found = inserted.match
         shared = min(pages, found.pages)
         if after is not None and first < shared:
             written = self._state.tree.span(found, first, shared)
             self._state.give_back([self._state.tree.pin_span(written, Pin.HERE)], (), after)
-        if after is not None:
-            self._after = after
         self._retired.append(Retired(inserted.duplicates))
         if checkpoints:
             self._lent.take_snapshots(stop=pages)
         self._lent.take_pages(shared - self._span.stop)
         self._hold(found, shared, [self._state.tree.pin(found, Pin.HERE, shared)], after)
-        self._free_retired(after)
 
-    def computed(self, tokens: int) -> None:
-        """The request has computed `tokens` tokens in all."""
+    def computed(self, tokens: int, after: Event | None) -> None:
+        """The request has computed `tokens` tokens in all; what only that reads is free once `after` has passed."""
         self.length_tokens = max(self.length_tokens, tokens)
+        if after is not None:
+            self._after = after
+        retired, self._retired = self._retired, []
+        self._state.give_back((), retired, after)
 
     def end(self, after: Event | None) -> LoadBack | None:
         """Give everything back once `after`, or what `insert` was told last, has passed. Returns the loads to leave."""
@@ -345,7 +346,3 @@ class Match:
                 present |= state.tree.slots(found, pool, tier, 0, found.pages) != HOLE
             there.append((state.group.get_entry(pool).coverage, present))
         return max(0, longest_usable(there, self._page_size) - found.usable_pages)
-
-    def _free_retired(self, after: Event | None) -> None:
-        retired, self._retired = self._retired, []
-        self._state.give_back((), retired, after)

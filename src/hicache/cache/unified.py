@@ -177,7 +177,7 @@ class UnifiedRadixCache:
         match.require_slots(pages)
         if match.can_offer(pages, checkpoints):
             self._hand_over(match, raw, pages, after, checkpoints)
-        match.computed(len(raw) // TOKEN_BYTES)
+        match.computed(len(raw) // TOKEN_BYTES, after)
         return match
 
     def release(self, match: Match, after: Event | None = None) -> None:
