@@ -27,6 +27,7 @@ def test_prompts_of_many_lengths_come_back(model, tier):
 
 
 @pytest.mark.full
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("model", sorted(KINDS))
 @pytest.mark.parametrize("tier", [Tier.HOST, Tier.STORAGE])
 def test_prompts_of_every_length_come_back(model, tier):

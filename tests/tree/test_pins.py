@@ -72,6 +72,28 @@ def test_only_what_coverage_needs_is_pinned():
     tree.unpin(receipt)
 
 
+def test_a_transfer_pins_each_pool_from_a_page_of_its_own():
+    tree = tree_of(Full(), Window(2 * PAGE + 1), Checkpoint())
+    put(tree, "abcdef", 0)
+    put(tree, "abcdef", 10, HOST)
+    nodes = tree.nodes
+    span = tree.span(look(tree, "abcdef"), 0, 6)
+    receipt = tree.pin_from(span, Pin.HOST, {"kv": 0, "b": 5})
+    assert tree.nodes == nodes, "the last page alone is pinned without a node of its own"
+    tree.unpin(receipt)
+    receipt = tree.pin_from(span, Pin.HOST, {"kv": 2, "a": 4, "b": 5})
+    tree.check()
+    assert [tree.evictable(pool, HOST) for pool in ("kv", "a", "b")] == [2, 4, 5]
+    assert evict_all(tree, "a", HOST) == [10, 11, 12, 13]
+    assert evict_all(tree, "b", HOST) == [10, 11, 12, 13, 14]
+    assert evict_all(tree, "kv", HOST) == [10, 11]
+    tree.unpin(receipt)
+    assert tree.pins_total() == 0
+    assert [tree.evictable(pool, HOST) for pool in ("kv", "a", "b")] == [4, 2, 1]
+    tree.unpin(tree.pin_from(tree.span(look(tree, "abcdef"), 0, 0), Pin.HOST, {"kv": 0}))
+    tree.check()
+
+
 def test_a_windows_pins_go_back_as_it_passes_them():
     tree = tree_of(Full(), Window(4 * PAGE + 1))
     for stop in range(1, 7):
