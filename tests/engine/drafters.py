@@ -63,6 +63,7 @@ class Recorder:
     def __init__(self, drafter) -> None:
         self.drafter = drafter
         self.guesses: list[list[int]] = []
+        self.known: list[list[int]] = []
 
     source = property(lambda self: self.drafter.source)
     most = property(lambda self: self.drafter.most)
@@ -75,6 +76,7 @@ class Recorder:
         self.drafter.settle(leads)
 
     def propose(self, leads, counts):
+        self.known.extend(lead.tokens.tolist() for lead in leads)
         guesses = self.drafter.propose(leads, counts)
         self.guesses.extend(guess.tolist() for guess in guesses)
         return guesses

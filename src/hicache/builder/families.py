@@ -64,6 +64,13 @@ def _window_switch(fields: Fields) -> Mapping[str, Any]:
     return {} if fields.get("use_sliding_window") else {"sliding_window": None}
 
 
+def _rounded_head_dim(fields: Fields) -> Mapping[str, Any]:
+    """The size of a head, where none is given, is rounded down."""
+    if fields.get("head_dim") is not None:
+        return {}
+    return {"head_dim": fields.count("hidden_size") // fields.count("num_attention_heads")}
+
+
 def _mamba_head_dim(fields: Fields) -> Mapping[str, Any]:
     """`mamba_d_head` may be "auto": the inner size shared by the heads."""
     if fields.get("mamba_d_head") != "auto":
@@ -227,6 +234,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         ),
         "deepseek_v2": Family(_LATENT, {"num_hidden_layers": 32} | _MLA, patterns.always(FULL)),
         "deepseek_v3": Family(_LATENT, {"num_hidden_layers": 61} | _MLA, patterns.always(FULL)),
+        "glm4_moe": Family(_DENSE, _sizes(46, 4096, 96, 8), patterns.always(FULL), _rounded_head_dim),
         "deepseek_v32": Family(_INDEXED, {"num_hidden_layers": 61} | _DSA, patterns.always(INDEXED)),
         "glm_moe_dsa": Family(
             _INDEXED,

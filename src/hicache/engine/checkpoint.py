@@ -20,15 +20,20 @@ _NOT_IDENTITY = ("_name_or_path", "architectures", "dtype", "torch_dtype", "tran
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What is known of a model before its weights are read. `end_of_text` are the ids that end an answer."""
+    """What is known of a model before its weights are read. `end_of_text` are the ids that end an answer.
+
+    `mtp_layers`: how many layers behind the model's own guess tokens ahead.
+    """
 
     folder: Path
+    model_type: str
     description: ModelDescription
     config_digest: str
     vocabulary: int
     max_positions: int
     end_of_text: frozenset[int]
     weights_bytes: int
+    mtp_layers: int
 
     def namespace(self, dtype: str, page_size: int, memo: FingerprintMemo) -> Namespace:
         """What sets this model's pages apart. Reads the weights once; `memo` spares it later."""
@@ -51,12 +56,14 @@ def open_checkpoint(folder: Path, dtype: str, page_size: int) -> Checkpoint:
     _refuse_rope(config)
     return Checkpoint(
         folder=folder,
+        model_type=str(config["model_type"]),
         description=description,
         config_digest=_digest(config),
         vocabulary=int(config["vocab_size"]),
         max_positions=min([int(config[name]) for name in _POSITION_BOUNDS if config.get(name)], default=_UNBOUNDED),
         end_of_text=_end_of_text(raw),
         weights_bytes=_parameters(folder) * (4 if dtype == "float32" else 2),
+        mtp_layers=_mtp_layers(folder, config, description.layer_count),
     )
 
 
@@ -93,19 +100,27 @@ def _weights(folder: Path) -> list[Path]:
     return files
 
 
+def _mtp_layers(folder: Path, config: Any, layers: int) -> int:
+    """MTP layers that the config names and the weights have: a family's config names one that many files lack."""
+    named = config.get("num_nextn_predict_layers") or config.get("num_mtp_layers") or 0
+    tensors = {name for path in _weights(folder) for name in _tensors_in(path)}
+    there = [f"layers.{layer}.eh_proj.weight" for layer in range(layers, layers + named)]
+    return named if named and all(any(name.endswith(f".{one}") for name in tensors) for one in there) else 0
+
+
 def _parameters(folder: Path) -> int:
     """Parameters over all files: from their headers, not their bytes."""
-    return sum(_parameters_in(path) for path in _weights(folder))
+    return sum(_product(shape) for path in _weights(folder) for shape in _tensors_in(path).values())
 
 
-def _parameters_in(path: Path) -> int:
+def _tensors_in(path: Path) -> dict[str, list[int]]:
+    """The tensors in a file, with their shapes."""
     try:
         with path.open("rb") as file:
             header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-        shapes = [tensor["shape"] for name, tensor in header.items() if name != "__metadata__"]
+        return {name: tensor["shape"] for name, tensor in header.items() if name != "__metadata__"}
     except (OSError, ValueError, KeyError, MemoryError, OverflowError) as error:
         raise ConfigError(f"{path} is not a whole safetensors file: {error}") from error
-    return sum(_product(shape) for shape in shapes)
 
 
 def _product(shape: list[int]) -> int:

@@ -12,7 +12,8 @@ from hicache.engine.checkpoint import Checkpoint, open_checkpoint
 from hicache.engine.default_model import find_model
 from hicache.engine.draft_model import DraftModel, draft_description, first_layers
 from hicache.engine.executor import Executor
-from hicache.engine.model import CausalModel, load_model, load_vocabulary
+from hicache.engine.model import CausalModel, load_model, load_mtp, load_vocabulary
+from hicache.engine.mtp import MtpDrafter, mtp_description, with_mtp
 from hicache.engine.routes import Routes
 from hicache.engine.speculation import Drafter
 from hicache.errors import ConfigError
@@ -21,6 +22,7 @@ from hicache.units import PoolName
 
 log = logging.getLogger("hicache")
 
+_MTP = "mtp"
 _FIRST_LAYERS = "first-layers:"
 _ALL = "all"
 
@@ -137,6 +139,48 @@ class DraftCheckpoint:
 
 
 @dataclass(frozen=True, slots=True)
+class Mtp:
+    """The first `most` of the `there` MTP layers of the model's own checkpoint."""
+
+    target: ModelDescription
+    there: int
+    most: int
+
+    @property
+    def description(self) -> ModelDescription:
+        """The model's pool with the MTP layers packed into its pages."""
+        return with_mtp(self.target, self._depths)
+
+    @property
+    def routes(self) -> Routes:
+        """The MTP layers' own way through this pool."""
+        return Routes.of(mtp_description(self.target, self._depths))
+
+    @property
+    def weights_bytes(self) -> int:
+        """None: they are among the model's weights."""
+        return 0
+
+    @property
+    def shown(self) -> str:
+        """What it is, in a line."""
+        return f"draft: {self._depths} of {self.there} MTP layers"
+
+    def identity(self, memo: FingerprintMemo) -> str:
+        """The number of layers: their weights are in the model's files."""
+        return f"{_MTP}:{self._depths}"
+
+    def start(self, model: CausalModel, pools: Mapping[PoolName, TorchDevicePool], max_model_len: int) -> Drafter:
+        """Loads the MTP layers from where the model came from."""
+        own = mtp_description(self.target, self._depths)
+        return MtpDrafter(load_mtp(model), own, pools, max_model_len)
+
+    @property
+    def _depths(self) -> int:
+        return min(self.there, self.most)
+
+
+@dataclass(frozen=True, slots=True)
 class DraftSettings:
     """What the settings say: which draft, how many tokens at a time, and what it must fit."""
 
@@ -157,13 +201,18 @@ def plan_draft(asked: DraftSettings, target: Checkpoint) -> DraftPlan:
 
 def _plan(asked: DraftSettings, target: Checkpoint) -> DraftPlan:
     plan: DraftPlan
-    if asked.draft.startswith(_FIRST_LAYERS):
+    if asked.draft == _MTP:
+        if not target.mtp_layers:
+            raise ConfigError(f"the checkpoint of model type {target.model_type!r} has no MTP layers")
+        plan = Mtp(target.description, target.mtp_layers, asked.most)
+    elif asked.draft.startswith(_FIRST_LAYERS):
         layers = _layers(asked.draft.removeprefix(_FIRST_LAYERS), target.description.layer_count)
         plan = FirstLayers(target.description, layers, asked.most)
     else:
         draft = open_checkpoint(find_model(asked.draft, asked.cache_folder), asked.dtype, asked.page_size)
         _require_same_tokens(draft, target)
         plan = DraftCheckpoint(target.description, draft, asked.dtype, asked.most)
+    _ = plan.description  # it refuses what does not fit
     log.info("%s", plan.shown)
     return plan
 

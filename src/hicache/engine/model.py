@@ -9,6 +9,7 @@ from typing import Any, Protocol, cast
 
 import torch
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.modeling_layers import MtpModel
 from transformers.utils import logging as transformers_logging
 
 from hicache.engine.attention import Scoring
@@ -109,6 +110,43 @@ class CausalModel:
         shorter.config = module.config = config
         module._modules[name] = shorter
         return CausalModel(module)
+
+
+class MtpLayers:
+    """The layers of a checkpoint that guess tokens ahead; its embeddings and head are the model's own."""
+
+    def __init__(self, module: Any) -> None:
+        self._module = module.eval()
+
+    @torch.inference_mode()
+    def forward(self, depth: int, hidden: torch.Tensor, step: Step) -> tuple[torch.Tensor, torch.Tensor]:
+        """Runs the layer at `depth` on hidden states [rows, hidden size] and the tokens that the step's rows name.
+
+        Returns the hidden states after it, of all rows with those that pad, and the logits, float32
+        [rows, vocabulary], of the rows that want them.
+        """
+        rows = step.rows
+        padding = hidden.new_zeros(rows.count - len(hidden), hidden.shape[1])
+        states: torch.Tensor = self._module.forward_layer(
+            depth,
+            torch.cat((hidden, padding))[None],
+            rows.positions() + 1 + depth,
+            step,
+            input_ids=rows.token_ids(),
+            **{_STEP: step},
+        )[0]
+        logits: torch.Tensor = self._module._project_to_logits(states[rows.logit_rows()])
+        return states, logits.float()
+
+
+def load_mtp(model: CausalModel) -> MtpLayers:
+    """All MTP layers of a model's checkpoint. Raises ConfigError when their weights are not whole."""
+    module = model.module
+    first, count = module.config.num_hidden_layers, module.config.num_mtp_layers
+    # transformers finds these weights by layer numbers that it knows of published checkpoints only
+    module._keys_to_ignore_on_load_unexpected = [rf"layers\.{layer}\." for layer in range(first, first + count)]
+    with _refused("the MTP layers can't be loaded"):
+        return MtpLayers(MtpModel.from_pretrained(module))
 
 
 def read_config(folder: Path) -> RawConfig:

@@ -53,8 +53,7 @@ _MLA = {
     "qk_nope_head_dim": 16,
     "v_head_dim": 16,
 }
-_DEEPSEEK = {
-    **_MLA,
+_EXPERT_GROUPS = {
     "n_routed_experts": 4,
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 32,
@@ -63,6 +62,7 @@ _DEEPSEEK = {
     "n_shared_experts": 1,
     "first_k_dense_replace": 1,
 }
+_DEEPSEEK = {**_MLA, **_EXPERT_GROUPS}
 # A layer scores a token 0 when no indexer head answers; with few heads, many tokens tie, and which of them are picked
 # depends on how many there are. With 32 heads there are no ties.
 _INDEXER = {"index_n_heads": 32, "index_head_dim": 16, "index_topk": 6}
@@ -145,6 +145,7 @@ _ALL = (
     ),
     _tiny("deepseek_v2", _DEEPSEEK, topk_method="greedy"),
     _tiny("deepseek_v3", _DEEPSEEK),
+    _tiny("glm4_moe", _HEADS, _EXPERT_GROUPS),
     _tiny("deepseek_v32", _DEEPSEEK, _INDEXER),
     _tiny("glm_moe_dsa", _DEEPSEEK, _INDEXER, indexer_types=["full", "shared", "full", "shared"]),
     _tiny("qwen3_next", _HEADS, _EXPERTS, _DELTA, shared_expert_intermediate_size=32, layer_types=_THREE_TO_ONE),
