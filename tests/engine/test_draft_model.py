@@ -11,11 +11,12 @@ from hicache.engine.drafts import DraftPlan, DraftSettings, FirstLayers, plan_dr
 from hicache.engine.executor import Executor
 from hicache.engine.model import CausalModel
 from hicache.engine.segment import Segment
+from hicache.engine.sequence import Sequence
 from hicache.errors import ConfigError
 from hicache.storage import StorageBackend
 from hicache.storage.memory import MemoryBackend
 from hicache.testing.families import build_tiny
-from hicache.units import DeviceSlots
+from hicache.units import DeviceSlots, Tier
 from tests.engine.bench import Bench
 from tests.engine.drafters import OPTIONS, Recorder, counted, forget_device, tiny
 from tests.engine.tiny import PAGE, ask, prompt, running, settings, write_checkpoint
@@ -111,6 +112,49 @@ def test_the_drafts_state_in_the_pages_is_what_it_computes_itself():
     np.testing.assert_allclose(kept, pool.stage(free).view(np.float32), rtol=1e-4, atol=1e-5)
     bench.cache.release(match)
     end(bench)
+
+
+def test_what_a_hit_has_brought_is_not_computed_again(monkeypatch):
+    bench, ids = drafted("llama", 2), prompt(75)
+    bench.ask(ids, 8, ignore_eos=True)
+    executor, starts = bench.drafter.drafter._executor, []
+    run = executor.run
+
+    def noting(segments):
+        starts.extend(segment.start for segment in segments)
+        return run(segments)
+
+    monkeypatch.setattr(executor, "run", noting)
+    bench.ask(ids, 8, ignore_eos=True)
+    assert min(starts) == 72
+    end(bench)
+
+
+def test_nothing_is_guessed_from_what_has_not_arrived():
+    """A request that gave way resumes at its last token: its pages are still loading when the step is planned."""
+    bench, ids = drafted("llama", 4), prompt(19)
+    asked = bench.add(ids, 30, ignore_eos=True)
+    (sequence,) = steps_until(bench, computed=24)
+    bench.core._preempt(sequence)
+    while bench.core.transfers_in_flight:
+        bench.cache.poll()
+    assert bench.cache.evict(Tier.DEVICE) == 3
+    guessed = len(bench.drafter.guesses)
+    bench.core.step()
+    (sequence,) = bench.core._running
+    assert (sequence.computed, len(bench.drafter.guesses)) == (25, guessed)
+    bench.run()
+    assert asked.tokens == plain("llama", ids, 30)
+    assert counted(bench)[0] == counted(bench)[1]
+    end(bench)
+
+
+def steps_until(bench: Bench, computed: int) -> list[Sequence]:
+    """Steps until the first request has computed so many tokens."""
+    while not bench.core._running or bench.core._running[0].computed < computed:
+        bench.core.step()
+    assert bench.core._running[0].computed == computed
+    return list(bench.core._running)
 
 
 def test_many_draft_at_once_while_prompts_come_in():
