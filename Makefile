@@ -1,12 +1,13 @@
 # Each target sets up .venv by itself, once; all that setting up says goes to stderr, so stdout is the command's own.
-# MODEL=..., DEMO_ARGS=..., SERVE_ARGS=..., BENCH_ARGS=..., TEST_ARGS=... are handed on; PYTHON=... picks the interpreter.
+# MODEL=..., DEMO_ARGS=..., SERVE_ARGS=..., BENCH_ARGS=..., EXACT_ARGS=..., TEST_ARGS=... are handed on.
+# PYTHON=... picks the interpreter.
 
 PYTHON ?=
 BENCH_ARGS ?= tree
 BIN := .venv/bin
 SETUP_INPUTS := pyproject.toml constraints.txt scripts/setup.sh
 
-.PHONY: demo serve bench test full lint check clean
+.PHONY: demo serve bench exact test full lint check clean
 .DEFAULT_GOAL := demo
 
 demo: .venv/ready-server
@@ -17,6 +18,9 @@ serve: .venv/ready-server
 
 bench: .venv/ready-server
 	@$(BIN)/hicache bench $(BENCH_ARGS)
+
+exact: .venv/ready-server
+	@$(BIN)/hicache bench exact $(EXACT_ARGS)
 
 test: .venv/ready-dev
 	@$(BIN)/python -m pytest $(TEST_ARGS)

@@ -57,6 +57,13 @@ def _parser() -> argparse.ArgumentParser:
     tree.add_argument("--page", type=int, default=64, metavar="TOKENS", help="tokens per page (default: 64)")
     tree.add_argument("--json", action="store_true", help="print the figures as JSON")
     tree.set_defaults(command=_bench_tree)
+    exact = parts.add_parser("exact", help="show for every family that what is cached is exact", allow_abbrev=False)
+    exact.add_argument(
+        "--families", default="", metavar="NAME,NAME", help="model types of transformers (default: all of them)"
+    )
+    exact.add_argument("--short", action="store_true", help="fewer lengths and shorter answers")
+    exact.add_argument("--json", action="store_true", help="print the rows as JSON")
+    exact.set_defaults(command=_bench_exact)
     return parser
 
 
@@ -82,3 +89,10 @@ def _bench_tree(arguments: argparse.Namespace) -> int:
 
     print(json.dumps(run(arguments.page), indent=None if arguments.json else 2))
     return 0
+
+
+def _bench_exact(arguments: argparse.Namespace) -> int:
+    from hicache.bench.exact import run
+
+    families = [name.strip() for name in arguments.families.split(",") if name.strip()]
+    return run(families, arguments.short, arguments.json)
