@@ -18,6 +18,8 @@ RATES = (
 )
 LENGTHS = (1, PAGE, PAGE + 1, 3 * PAGE + 2, 4 * PAGE, 5 * PAGE + 1, 6 * PAGE + 1)
 CHUNKS = (1, PAGE - 1, PAGE, PAGE + 1, 2 * PAGE)
+WINDOW_RATIOS = (1.0, 0.01)
+"""Windowed pools as large as others, or of a window and two pages."""
 MOST_PAGES = 7
 MOST_REQUESTS = 4
 
@@ -54,7 +56,14 @@ class Driver:
     """Requests come, load, compute, insert and abort in any order, while transfers are delayed, fail and get lost."""
 
     def __init__(
-        self, seed: int, rates: FaultRates, model: str, policy: str, device_pages: int, host_pages: int
+        self,
+        seed: int,
+        rates: FaultRates,
+        model: str,
+        policy: str,
+        device_pages: int,
+        host_pages: int,
+        window_ratio: float,
     ) -> None:
         self.requests: list[Request] = []
         self.tickets: list[tuple[bytes, Prefetch]] = []
@@ -67,6 +76,7 @@ class Driver:
             executor=self.executor,
             backend=self.backend,
             write_policy=policy,
+            window_ratio=window_ratio,
         )
         self.cache = self.world.cache
 
@@ -80,7 +90,8 @@ class Driver:
             dice.choice(sorted(KINDS)),
             dice.choice(["write_through", "write_back"]),
             dice.randint(6, 16),
-            dice.randint(3, 24),
+            dice.randint(4, 24),
+            dice.choice(WINDOW_RATIOS),
         )
 
     def arrive(self, prompt: bytes, ticket: Prefetch | None = None) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from hicache.units import Tier
-from tests.controller.driver import CHUNKS, LENGTHS, MOST_PAGES, RATES, Driver, prompt_of, step, walk
+from tests.controller.driver import CHUNKS, LENGTHS, MOST_PAGES, RATES, WINDOW_RATIOS, Driver, prompt_of, step, walk
 from tests.world import KINDS
 
 PROMPTS = st.builds(
@@ -34,10 +34,11 @@ class ControllerMachine(RuleBasedStateMachine):
         model=st.sampled_from(sorted(KINDS)),
         policy=st.sampled_from(["write_through", "write_back"]),
         device_pages=st.integers(6, 20),
-        host_pages=st.integers(3, 30),
+        host_pages=st.integers(4, 30),
+        window_ratio=st.sampled_from(WINDOW_RATIOS),
     )
-    def build(self, seed, rates, model, policy, device_pages, host_pages) -> None:
-        self.driver = Driver(seed, rates, model, policy, device_pages, host_pages)
+    def build(self, seed, rates, model, policy, device_pages, host_pages, window_ratio) -> None:
+        self.driver = Driver(seed, rates, model, policy, device_pages, host_pages, window_ratio)
 
     @rule(prompt=PROMPTS)
     def arrive(self, prompt) -> None:
