@@ -46,7 +46,7 @@ def test_replace_checks_again():
         ({"page_size": "1e1"}, "page_size=1e1: ", "integer"),
         ({"host_arena": "pinned"}, "host_arena=pinned: ", "'plain', 'huge' or 'shared'"),
         ({"write_policy": "back"}, "write_policy=back: ", "write_back"),
-        ({"eviction_policy": "lfu"}, "eviction_policy=lfu: ", "lru"),
+        ({"eviction_policy": "random"}, "eviction_policy=random: ", "lru"),
         ({"transfer_timeout_s": "nan"}, "transfer_timeout_s=nan: ", "finite"),
         ({"prefetch_timeout_s": 0}, "prefetch_timeout_s=0: ", "greater than 0"),
         ({"storage_url": "./store"}, "storage_url=./store: ", "file:./store"),

@@ -14,6 +14,8 @@ cache.checkpoint_share      --checkpoint-share      HICACHE_CHECKPOINT_SHARE
 cache.storage_url           --storage-url           HICACHE_STORAGE_URL
 cache.storage_size          --storage-size          HICACHE_STORAGE_SIZE
 cache.write_policy          --write-policy          HICACHE_WRITE_POLICY
+cache.write_through_hits    --write-through-hits    HICACHE_WRITE_THROUGH_HITS
+cache.write_back_watermark  --write-back-watermark  HICACHE_WRITE_BACK_WATERMARK
 cache.eviction_policy       --eviction-policy       HICACHE_EVICTION_POLICY
 cache.fetch_workers         --fetch-workers         HICACHE_FETCH_WORKERS
 cache.transfer_timeout_s    --transfer-timeout-s    HICACHE_TRANSFER_TIMEOUT_S

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from hicache.coverage import Checkpoint, Coverage, Full, Window
 from hicache.keys import page_keys
-from hicache.tree import Pin, RadixTree, Receipt, Span, TreeMatch, TreePool
+from hicache.tree import NO_WISH, POLICIES, Pin, RadixTree, Receipt, Span, TreeMatch, TreePool, Wish
 from hicache.units import HOLE, Tier
 from tests.tree.model import TIERS, Key, Model
 
@@ -25,6 +25,7 @@ paths = st.tuples(
 """A prompt inserted before, how many of its last pages are left off, and pages put in their place."""
 tiers = st.sampled_from(TIERS)
 namespaces = st.sampled_from((NAMESPACES[0], NAMESPACES[0], NAMESPACES[0], NAMESPACES[1]))
+wishes = st.sampled_from((NO_WISH, NO_WISH, Wish(2), Wish(1, 5.0), Wish(3, 1.0), Wish(-1)))
 fractions = st.sampled_from([0, 0, 0, 2, 4, 6, 8])
 
 Path = tuple[int, int, list[int]]
@@ -37,6 +38,7 @@ class Insertion(NamedTuple):
     holes: list[list[bool]]
     full_holes: bool
     left_out: set[int]
+    wish: Wish = NO_WISH
 
 
 insertions = st.builds(
@@ -47,6 +49,7 @@ insertions = st.builds(
     st.lists(st.lists(st.booleans(), min_size=1, max_size=9), min_size=4, max_size=4),
     st.sampled_from([False, False, False, False, False, True]),
     st.just(set()) | st.just(set()) | st.just(set()) | st.sets(st.integers(0, 3), max_size=2),
+    wishes,
 )
 
 
@@ -62,11 +65,22 @@ class TreeMachine(RuleBasedStateMachine):
         coverage=st.lists(coverages, min_size=1, max_size=4),
         lookahead=st.sampled_from([0, 0, 1]),
         duplicates_first=st.booleans(),
+        policy=st.sampled_from(list(POLICIES)),
+        device_slots=st.sampled_from([None, 4, 20]),
     )
-    def start(self, coverage: list[Coverage], lookahead: int, duplicates_first: bool) -> None:
-        pools = [TreePool(f"pool{number}", each) for number, each in enumerate(coverage)]
+    def start(
+        self, coverage: list[Coverage], lookahead: int, duplicates_first: bool, policy: str, device_slots: int | None
+    ) -> None:
+        pools = [TreePool(f"pool{number}", each, number + 1, device_slots) for number, each in enumerate(coverage)]
         self.names = [pool.name for pool in pools]
-        self.tree = RadixTree(PAGE, pools, lookahead_tokens=lookahead, host_duplicates_first=duplicates_first)
+        self.tree = RadixTree(
+            PAGE,
+            pools,
+            policy=POLICIES[policy](),
+            lookahead_tokens=lookahead,
+            host_duplicates_first=duplicates_first,
+        )
+        self.now_s = 0.0
         self.model = Model(PAGE, lookahead, pools)
         self.lookahead = lookahead
         self.main = (self.model.full or self.names)[0]
@@ -118,7 +132,7 @@ class TreeMachine(RuleBasedStateMachine):
         self.put_in(Insertion(namespace, path, False, [[False]] * 4, False, set()), Tier.HOST)
 
     def put_in(self, given: Insertion, tier: Tier) -> None:
-        namespace, path, after_match, holes, full_holes, left_out = given
+        namespace, path, after_match, holes, full_holes, left_out, wish = given
         match, keys = self.match(namespace, path)
         prompt = self.prompt(path)
         self.known.append(prompt)
@@ -129,7 +143,7 @@ class TreeMachine(RuleBasedStateMachine):
             if number not in left_out:
                 runs[name] = self.fresh(len(prompt) - first, [False] if whole else holes[number])
         result = self.tree.insert(
-            namespace, self.tokens(prompt), first, runs, tier, known=match if after_match else None
+            namespace, self.tokens(prompt), first, runs, tier, known=match if after_match else None, wish=wish
         )
         refused = self.model.insert(keys[first:], runs, tier)
         for name in self.names:
@@ -164,10 +178,12 @@ class TreeMachine(RuleBasedStateMachine):
         assert self.tree.keys_beyond(match, tokens, limit) == chain[32 * match.pages :]
         assert self.tree.tokens(span) == tokens[: 4 * PAGE * match.pages]
 
-    @rule(namespace=namespaces, path=paths, part=fractions)
-    def touch(self, namespace: bytes, path: Path, part: int) -> None:
+    @rule(namespace=namespaces, path=paths, part=fractions, wish=wishes, later_s=st.sampled_from([0.0, 0.0, 2.0]))
+    def touch(self, namespace: bytes, path: Path, part: int, wish: Wish, later_s: float) -> None:
+        self.now_s += later_s
+        self.tree.advance(self.now_s)
         match, _ = self.match(namespace, path)
-        self.tree.touch(match, match.pages - match.pages * part // 8)
+        self.tree.touch(match, match.pages - match.pages * part // 8, wish)
 
     # Pinning
 

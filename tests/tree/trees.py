@@ -5,18 +5,33 @@ from collections.abc import Mapping
 import numpy as np
 
 from hicache.coverage import Coverage, Full
-from hicache.tree import RadixTree, TreeMatch, TreePool
+from hicache.tree import EvictionPolicy, RadixTree, TreeMatch, TreePool
 from hicache.units import HOLE, Tier
 
 PAGE = 4
 NAMESPACE = bytes([7]) * 32
 
 
-def tree_of(*coverages: Coverage, lookahead_tokens: int = 0, host_duplicates_first: bool = False) -> RadixTree:
+def tree_of(
+    *coverages: Coverage,
+    lookahead_tokens: int = 0,
+    host_duplicates_first: bool = False,
+    policy: EvictionPolicy | None = None,
+    device_slots: int | None = None,
+) -> RadixTree:
     """A tree with pools `kv`, `a`, `b`, ... of the coverages given; one full pool by default."""
     names = ("kv", "a", "b", "c")
-    pools = [TreePool(name, coverage) for name, coverage in zip(names, coverages or (Full(),), strict=False)]
-    return RadixTree(PAGE, pools, lookahead_tokens=lookahead_tokens, host_duplicates_first=host_duplicates_first)
+    pools = [
+        TreePool(name, coverage, device_slots=device_slots)
+        for name, coverage in zip(names, coverages or (Full(),), strict=False)
+    ]
+    return RadixTree(
+        PAGE,
+        pools,
+        policy=policy,
+        lookahead_tokens=lookahead_tokens,
+        host_duplicates_first=host_duplicates_first,
+    )
 
 
 def tokens(prompt: str) -> bytes:

@@ -18,11 +18,9 @@ from hicache.pools import SlotAllocator
 from hicache.storage import PageStore, open_store
 from hicache.storage.codec import HEADER_BYTES
 from hicache.transfer import Executor, ThreadExecutor
-from hicache.tree import EvictionPolicy, Lru
+from hicache.tree import POLICIES, EvictionPolicy
 
 log = logging.getLogger("hicache")
-
-_POLICIES: dict[str, Callable[[], EvictionPolicy]] = {"lru": Lru}
 
 
 def build_kv_cache(
@@ -37,12 +35,14 @@ def build_kv_cache(
     executor: Executor | None = None,
     clock: Callable[[], float] = time.monotonic,
     agree: Agree | None = None,
+    policy: EvictionPolicy | None = None,
 ) -> UnifiedRadixCache:
     """A cache for a model: its pools on device and host, a tree, transfers, and the store that `config` names.
 
     `dtype` overrides the config's; `device_pool` makes device memory (an engine with tensors of its own gives a
     factory that wraps them), out of host memory or not; the first `reserved_slots` slots of every device pool are
-    never handed out. `live_slots` requests may run at a time, each with a recurrent state of its own. Raises
+    never handed out. `live_slots` requests may run at a time, each with a recurrent state of its own. `policy`
+    is an eviction policy of one's own, for this cache alone, in place of the one that the config names. Raises
     ConfigError, in one line and before memory is taken, when model and sizes don't fit this machine. A store that
     can't be opened is named by `health`; the cache runs without it.
     """
@@ -70,11 +70,18 @@ def build_kv_cache(
         controller = HybridCacheController(
             entries,
             model.layer_count,
-            ControllerConfig(config.page_size, config.write_policy, config.prefetch_batch_pages, model.draft_lookahead),
+            ControllerConfig(
+                config.page_size,
+                config.write_policy,
+                config.prefetch_batch_pages,
+                model.draft_lookahead,
+                config.write_through_hits,
+                config.write_back_watermark,
+            ),
             executor if executor is not None else ThreadExecutor(config.fetch_workers),
             clock=clock,
             agree=agree if agree is not None else OneRank(),
-            policy=_POLICIES[config.eviction_policy](),
+            policy=policy if policy is not None else POLICIES[config.eviction_policy](),
         )
         undo.pop_all()
     cache = UnifiedRadixCache(

@@ -12,7 +12,7 @@ from hicache.coverage import longest_usable
 from hicache.errors import InvariantError
 from hicache.keys import TOKEN_BYTES, Namespace
 from hicache.transfer import Event
-from hicache.tree import InsertResult, Pin, Receipt, Span, TreeMatch
+from hicache.tree import InsertResult, Pin, Receipt, Span, TreeMatch, Wish
 from hicache.units import HOLE, BoolArray, DeviceSlots, Int32Array, PoolName, Tier
 
 
@@ -30,6 +30,7 @@ class Match:
         tokens: bytes,
         found: TreeMatch,
         prefetch: Prefetch | None,
+        wish: Wish,
     ) -> None:
         self._state = state
         self._page_size = page_size
@@ -47,6 +48,7 @@ class Match:
         self._cached = dict.fromkeys(Tier, 0)
         self.loads_begun = 0
         self.namespace = namespace
+        self.wish = wish
         self.tokens = tokens
         self.length_tokens = 0
         self._pin(found)
@@ -130,7 +132,7 @@ class Match:
         self._cached[Tier.DEVICE] = self.device_tokens
         counters.hit_tokens[Tier.DEVICE] += self.device_tokens
         counters.kv_hit_without_state += self._pages_without_state() * self._page_size
-        self._state.tree.touch(self._found, self._found.usable_pages)
+        self._state.tree.touch(self._found, self._found.usable_pages, self.wish)
         return True
 
     def start_load(self, span: Span, load: LoadBack) -> None:

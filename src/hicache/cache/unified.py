@@ -14,7 +14,7 @@ from hicache.keys import TOKEN_BYTES, Namespace
 from hicache.pools import PoolEntry, SlotAllocator
 from hicache.storage import PageStore
 from hicache.transfer import Event
-from hicache.tree import Span
+from hicache.tree import Span, Wish
 from hicache.units import DeviceSlots, PoolName, Tier
 
 LOAD_ATTEMPTS = 2
@@ -96,17 +96,29 @@ class UnifiedRadixCache:
         self._require_open()
         self._controller.cancel_prefetch(prefetch)
 
-    def match_prefix(self, tokens: Tokens, namespace: Namespace, prefetch: Prefetch | None = None) -> Match:
+    def match_prefix(
+        self,
+        tokens: Tokens,
+        namespace: Namespace,
+        prefetch: Prefetch | None = None,
+        *,
+        priority: int = 0,
+        ttl_s: float | None = None,
+    ) -> Match:
         """What of a prompt is usable, by tier, pinned. At least its last token is left to compute.
 
-        `prefetch` is the prompt's ticket: it tells what came from storage.
+        `prefetch` is the prompt's ticket: it tells what came from storage. `priority` and `ttl_s` (seconds, above 0)
+        are for all pages that the request uses or inserts; they say how long these stay under the eviction policy
+        `priority`, and nothing under others. Raises ConfigError for a `ttl_s` that is not above 0.
         """
+        if ttl_s is not None and not ttl_s > 0:
+            raise ConfigError(f"ttl_s is {ttl_s}; give seconds, above 0, or None for no end")
         self._require_open()
         self._require_lookahead(namespace)
         raw = token_bytes(tokens)
         state = self._controller.state
         found = state.tree.match(namespace.fingerprint, raw, self._reusable_pages(raw))
-        match = Match(state, self._page_size, namespace, raw, found, prefetch)
+        match = Match(state, self._page_size, namespace, raw, found, prefetch, Wish(priority, ttl_s))
         self._matches[id(match)] = match
         return match
 
@@ -249,13 +261,13 @@ class UnifiedRadixCache:
         state = self._controller.state
         inserted = raw[: (pages * self._page_size + self._lookahead) * TOKEN_BYTES]
         first, runs = match.offer(pages, checkpoints)
-        result = state.tree.insert(match.namespace.fingerprint, inserted, first, runs)
+        result = state.tree.insert(match.namespace.fingerprint, inserted, first, runs, wish=match.wish)
         match.handed_over(result, first, pages, checkpoints, after)
         self._controller.computed(match.span, after)
 
     def _use(self, match: Match, span: Span) -> None:
         if match.use():
-            self._controller.store_again(span)
+            self._controller.used(span)
 
     def _settle(self, match: Match) -> None:
         self._controller.poll()

@@ -74,10 +74,24 @@ class CacheConfig(Group):
         None, repr=False, description="Where pages are stored (L3), such as file:./store. Not set: nothing is stored."
     )
     storage_size: Size | None = Field(None, gt=0, description="The most bytes the store may hold. Not set: no limit.")
-    write_policy: Literal["write_through", "write_back"] = Field(
-        "write_through", description="Copy pages to host memory when they are computed, or when they are evicted."
+    write_policy: Literal["write_through", "write_through_selective", "write_back"] = Field(
+        "write_through",
+        description="When pages are copied to host memory: when computed, when used again, or when evicted.",
     )
-    eviction_policy: Literal["lru"] = Field("lru", description="Which pages go first when a tier is full.")
+    write_through_hits: int = Field(
+        2,
+        gt=0,
+        description="How many requests use a page before write_through_selective copies it; others are dropped.",
+    )
+    write_back_watermark: float = Field(
+        0.7,
+        ge=0,
+        le=1,
+        description="The share of a device pool that write_back leaves without host copies; the rest it copies early.",
+    )
+    eviction_policy: Literal["lru", "fifo", "lfu", "slru", "s3-fifo", "priority", "cost-aware"] = Field(
+        "lru", description="Which pages go first when a tier is full."
+    )
     fetch_workers: int = Field(2, gt=0, le=64, description="Threads that read from the store; copies have theirs.")
     transfer_timeout_s: Seconds = Field(30.0, description="A copy that takes longer is given up, in seconds.")
     prefetch_timeout_s: Seconds = Field(10.0, description="How long a request waits for its stored pages, in seconds.")

@@ -31,6 +31,7 @@ class Backups:
         self._state = state
         self._on_settled = on_settled
         self._running = 0
+        self._pages = dict.fromkeys(state.pools, 0)
         self._busy: dict[PoolName, BoolArray] = {
             pool: np.zeros(state.group.get_entry(pool).device_pool.slots, dtype=np.bool_) for pool in state.pools
         }
@@ -39,6 +40,15 @@ class Backups:
     def running(self) -> int:
         """How many backups are in flight."""
         return self._running
+
+    def pages_running(self, pool: PoolName) -> int:
+        """How many pages of a pool are being copied."""
+        return self._pages[pool]
+
+    def lacking(self, span: Span) -> dict[PoolName, BoolArray]:
+        """Per pool that has any, which pages of a span are on the device only, and not on their way."""
+        wanted = {pool: self._wanted(span, pool) for pool in self._state.pools}
+        return {pool: pages for pool, pages in wanted.items() if pages.any()}
 
     def start(self, span: Span, after: Event | None = None) -> bool:
         """Back up what a span holds on the device only, once `after` has passed. False when the host cannot take it."""
@@ -80,6 +90,7 @@ class Backups:
     def _mark(self, backup: _Backup, *, busy: bool) -> None:
         for pool, slots in backup.device.items():
             self._busy[pool][slots] = busy
+            self._pages[pool] += len(slots) if busy else -len(slots)
 
     def _settle(self, backup: _Backup, completion: Completion) -> None:
         state = self._state

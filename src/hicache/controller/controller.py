@@ -6,7 +6,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from hicache.controller.agree import Agree
+from hicache.controller.background import Background
 from hicache.controller.backup import Backups
+from hicache.controller.computing import Computing
 from hicache.controller.dispatch import Dispatcher
 from hicache.controller.fetches import Fetches
 from hicache.controller.loads import LoadBack, Loads, Waiter
@@ -23,17 +25,23 @@ from hicache.transfer.messages import Event
 from hicache.tree import EvictionPolicy, RadixTree, Span, TreePool
 from hicache.units import PoolName, Tier
 
-WritePolicy = Literal["write_through", "write_back"]
+WritePolicy = Literal["write_through", "write_through_selective", "write_back"]
 
 
 @dataclass(frozen=True, slots=True)
 class ControllerConfig:
-    """What a controller is told. `page_size` and lookahead in tokens, batches in pages."""
+    """What a controller is told. `page_size` and lookahead in tokens, batches in pages.
+
+    `write_through_hits`: how many requests use a page before it is written through selectively. `write_back_watermark`:
+    the share of a device pool that may be without host copies under write-back.
+    """
 
     page_size: int
     write_policy: WritePolicy = "write_through"
     batch_pages: int = 32
     lookahead_tokens: int = 0
+    write_through_hits: int = 2
+    write_back_watermark: float = 0.7
 
 
 class HybridCacheController:
@@ -54,7 +62,6 @@ class HybridCacheController:
         self._config = config
         self._policy = policy
         self._state = State(self.mem_pool_host, self._new_tree(self._own_coverages()), Dispatcher(executor, agree))
-        self._write_through = config.write_policy == "write_through"
         self._clock = clock
         self._agree = agree
         self._attachment: Attachment | None = None
@@ -69,11 +76,16 @@ class HybridCacheController:
     def _new_tree(self, coverages: Mapping[PoolName, Coverage]) -> RadixTree:
         return RadixTree(
             self._config.page_size,
-            [TreePool(name, coverage) for name, coverage in coverages.items()],
+            [self._tree_pool(name, coverage) for name, coverage in coverages.items()],
             policy=self._policy,
             lookahead_tokens=self._config.lookahead_tokens,
             host_duplicates_first=self._config.write_policy == "write_back",
         )
+
+    def _tree_pool(self, name: PoolName, coverage: Coverage) -> TreePool:
+        entries = [entry for entry in self.mem_pool_host.entries if name in (entry.name, entry.derived_from)]
+        slot_bytes = sum(entry.host_pool.layout.page_bytes for entry in entries)
+        return TreePool(name, coverage, slot_bytes, self.mem_pool_host.get_entry(name).device_pool.slots)
 
     def _make_parts(self) -> None:
         """What moves pages, for the pools that there are now."""
@@ -83,7 +95,10 @@ class HybridCacheController:
         self._stores = Stores(self._state, config.batch_pages)
         self._fetches = Fetches(self._state, config.batch_pages, config.page_size)
         self._prefetches = Prefetches(self._state, self._fetches, coverages, config.page_size)
-        self._reclaimer = Reclaimer(self._state, self._backups)
+        selective = config.write_policy == "write_through_selective"
+        self._reclaimer = Reclaimer(self._state, self._backups, write_back=not selective)
+        self._background = Background(self._state, self._backups, config.write_back_watermark)
+        self._computing = Computing()
 
     def register_pools(self, entries: Sequence[PoolEntry]) -> None:
         """Add pools, all or none, before anything was cached, handed out or asked for.
@@ -133,11 +148,19 @@ class HybridCacheController:
 
     def computed(self, span: Span, after: Event | None) -> None:
         """New pages are in the tree, at the end of `span` (from page 0): write them through, if that is the policy."""
-        if self._write_through:
+        if self._config.write_policy == "write_through":
             self.write(span, after)
+        elif self._config.write_policy == "write_through_selective":
+            self._computing.add(after)
 
-    def store_again(self, span: Span) -> None:
-        """A span (from page 0) is used: what is on the host and the store has not taken so far is offered again."""
+    def used(self, span: Span) -> None:
+        """A span (from page 0) is used: write through what was used often enough, if that is the policy.
+
+        What is on the host and the store has not taken so far is offered again.
+        """
+        if self._config.write_policy == "write_through_selective":
+            pages = self._state.tree.often_used(span, self._config.write_through_hits)
+            self._backups.start(Span(span.node, 0, pages), self._computing.all())
         self._store(span)
 
     def load(self, span: Span, waiter: Waiter) -> LoadBack | None:
@@ -201,7 +224,11 @@ class HybridCacheController:
         self._state.dispatcher.poll()
         self._state.free_deferred()
         self._state.free_quarantined()
-        self._prefetches.expire(self.now())
+        now_s = self.now()
+        self._state.tree.advance(now_s)
+        self._prefetches.expire(now_s)
+        if self._config.write_policy == "write_back":
+            self._background.step()
         self._close_detached()
 
     def now(self) -> float:

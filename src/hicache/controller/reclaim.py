@@ -1,4 +1,4 @@
-"""How slots become free: clean pages go at once, dirty ones are written back first, in the order of the policy."""
+"""How slots become free: clean pages go at once, dirty ones are written back first or dropped, as the policy says."""
 
 from hicache.controller.backup import Backups
 from hicache.controller.state import State
@@ -7,11 +7,15 @@ from hicache.units import PoolName, Tier
 
 
 class Reclaimer:
-    """The reclaim callbacks of every pool. They get the absolute slot count that must become free."""
+    """The reclaim callbacks of every pool. They get the absolute slot count that must become free.
 
-    def __init__(self, state: State, backups: Backups) -> None:
+    Without `write_back`, device pages that have no host copy are dropped in their turn; they are counted.
+    """
+
+    def __init__(self, state: State, backups: Backups, *, write_back: bool) -> None:
         self._state = state
         self._backups = backups
+        self._writes_back = write_back
 
     def evict_host(self, pool: PoolName, count: int) -> None:
         """Free host slots until `count` are free, as far as that goes."""
@@ -29,6 +33,9 @@ class Reclaimer:
         short = count - state.available(pool, Tier.DEVICE)
         if short <= 0:
             return
+        if not self._writes_back:
+            self._drop(pool, short)
+            return
         state.free_eviction(state.tree.evict(pool, Tier.DEVICE, short, drop_dirty=False))
         short = count - state.available(pool, Tier.DEVICE)
         if short > 0:
@@ -43,6 +50,6 @@ class Reclaimer:
         if count == 0:
             return
         state = self._state
-        eviction = state.tree.evict(pool, Tier.DEVICE, count, drop_dirty=True)
-        state.free_eviction(eviction)
-        state.counters.dropped_pages += eviction.count(pool, Tier.DEVICE)
+        before = state.tree.dirty_count(pool)
+        state.free_eviction(state.tree.evict(pool, Tier.DEVICE, count, drop_dirty=True))
+        state.counters.dropped_pages += before - state.tree.dirty_count(pool)

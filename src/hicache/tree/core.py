@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from hicache.coverage import Checkpoint, Full
 from hicache.errors import ConfigError
 from hicache.tree.node import Node
-from hicache.tree.policy import EvictionPolicy
+from hicache.tree.policy import EvictionPolicy, StatefulPolicy
 from hicache.tree.queues import Queues
 from hicache.tree.runs import Run
 from hicache.tree.values import Receipt, TreePool
@@ -68,14 +68,20 @@ class Core:
         """The pool whose pages past a leaf's last resumable boundary go before anything else."""
         self.nothing: tuple[Run, ...] = (None,) * len(pools)
         self.policy = policy
+        self.stateful = policy if isinstance(policy, StatefulPolicy) else None
         self.host_duplicates_first = host_duplicates_first
         self.roots: dict[bytes, Node] = {}
         self.clock = 0
+        self.started_s: float | None = None
+        self.now_s = 0.0
+        """Seconds since `started_s`."""
         self.nodes = 0
         self.holey = 0
         """Nodes with a page of full coverage that has no copy."""
         self.free = [0] * (2 * len(pools))
         """Evictable slots per class and tier: at 2 * pool + tier."""
+        self.dirty = [0] * len(pools)
+        """Per class: device pages without a host copy, pinned or not."""
         self.queues = Queues(QUEUES_PER_POOL * len(pools), policy)
         self.receipts: dict[int, Receipt] = {}
         self.receipts_made = 0

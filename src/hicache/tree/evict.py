@@ -27,7 +27,9 @@ from hicache.units import BoolArray
 Places: TypeAlias = np.ndarray[Any, np.dtype[np.intp]]
 
 
-def evict(core: Core, pool: int, tier: int, count: int, drop_dirty: bool, freed: Freed) -> None:
+def evict(
+    core: Core, pool: int, tier: int, count: int, drop_dirty: bool, freed: Freed, keep_duplicates: bool = False
+) -> None:
     """Frees `count` slots of a pool in a tier, or what there is.
 
     More go where a prefix has to be cut down to where it can be resumed.
@@ -36,15 +38,17 @@ def evict(core: Core, pool: int, tier: int, count: int, drop_dirty: bool, freed:
     useless = USELESS_DEVICE if tier == DEVICE else USELESS_HOST
     if pool in (core.main, *core.full):
         need -= _drain(core, pool, tier, [useless], need, True, freed)
-    for numbers in _order(core, tier, drop_dirty):
+    for numbers in _order(core, tier, drop_dirty, keep_duplicates):
         if need <= 0:
             return
         need -= _drain(core, pool, tier, numbers, need, drop_dirty, freed)
 
 
-def _order(core: Core, tier: int, drop_dirty: bool) -> list[list[int]]:
+def _order(core: Core, tier: int, drop_dirty: bool, keep_duplicates: bool) -> list[list[int]]:
     if tier == DEVICE:
         return [[CLEAN, DIRTY] if drop_dirty else [CLEAN]]
+    if keep_duplicates:
+        return [[ONLY]]
     return [[DUPLICATE], [ONLY]] if core.host_duplicates_first else [[ONLY], [DUPLICATE]]
 
 
@@ -57,6 +61,8 @@ def _drain(core: Core, pool: int, tier: int, kinds: list[int], need: int, drop_d
         if number is None:
             break
         node = core.queues.pop(number)
+        if core.stateful is not None:
+            core.stateful.taken(node)
         kind = number % QUEUES_PER_POOL
         before = freed.counts[tier][pool]
         _take(core, node, core.classes[pool], tier, kind, need - got, drop_dirty, freed)

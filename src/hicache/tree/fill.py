@@ -8,7 +8,7 @@ from hicache.errors import InvariantError
 from hicache.tree import runs
 from hicache.tree.core import Core
 from hicache.tree.freed import Freed
-from hicache.tree.ledger import book_leaf, close_books, offer_loose, open_books, renew_use, tally_loose
+from hicache.tree.ledger import book_leaf, close_books, offer_loose, open_books, renew_use, tally_dirty, tally_loose
 from hicache.tree.node import HOLEY, HOST, NO_CHILDREN, Node
 from hicache.tree.reach import presence
 from hicache.tree.runs import Run
@@ -111,8 +111,10 @@ def _fill_loose(core: Core, node: Node, pool: int, tier: int, offset: int, run: 
         for carrier in core.carriers[pool]:
             carried = carried & runs.mask(presence(node, carrier), size)[offset : offset + length]
     tally_loose(core, node, pool, -1)
+    tally_dirty(core, node, pool, -1)
     _fill_pool(node, pool, tier, size, offset, run, carried, taken)
     tally_loose(core, node, pool, 1)
+    tally_dirty(core, node, pool, 1)
     renew_use(core, node)
     offer_loose(core, node, pool)
 

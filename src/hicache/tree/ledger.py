@@ -54,13 +54,17 @@ def book_leaf(core: Core, node: Node, tier: int, pages: int) -> None:
     free = core.free
     free[2 * lead + tier] += pages
     kind = DIRTY if tier == DEVICE else ONLY
+    dirty = 1 if tier == DEVICE else 0
+    core.dirty[lead] += dirty * pages
     push = core.queues.push
     push(QUEUES_PER_POOL * lead + kind, node)
     held = node.device if tier == DEVICE else node.host
     for pool, _ in core.loose:
         run = held[pool]
         if run is not None:
-            free[2 * pool + tier] += runs.count(run)
+            count = runs.count(run)
+            free[2 * pool + tier] += count
+            core.dirty[pool] += dirty * count
             push(QUEUES_PER_POOL * pool + kind, node)
     if core.loose or core.holey:
         renew_use(core, node)
@@ -121,12 +125,22 @@ def _tally(core: Core, node: Node, sign: int) -> None:
     free = core.free
     lead = core.lead
     if lead is not None:
-        if node.device_pages and not node.here:
-            free[2 * lead] += sign * node.device_pages
+        if node.device_pages:
+            core.dirty[lead] += sign * (node.device_pages - node.double_pages)
+            if not node.here:
+                free[2 * lead] += sign * node.device_pages
         if node.host_pages:
             free[2 * lead + HOST] += sign * host_free(core, node)
     for pool, _ in core.loose:
         tally_loose(core, node, pool, sign)
+        tally_dirty(core, node, pool, sign)
+
+
+def tally_dirty(core: Core, node: Node, pool: int, sign: int) -> None:
+    """Adds a node's device pages of a loose pool that have no host copy to the counters, or takes them out."""
+    device = node.device[pool]
+    if device is not None:
+        core.dirty[pool] += sign * (runs.count(device) - runs.both(device, node.host[pool]))
 
 
 def tally_loose(core: Core, node: Node, pool: int, sign: int) -> None:

@@ -31,6 +31,7 @@ class Node:
 
     __slots__ = (
         "below",
+        "born",
         "children",
         "device",
         "device_pages",
@@ -61,6 +62,7 @@ class Node:
         self.start = start
         """Position of its first page, counted from the root."""
         self.tick = tick
+        self.born = tick
         self.hits = 0
         self.device = device
         self.host = host

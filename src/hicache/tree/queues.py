@@ -39,6 +39,8 @@ class Queues:
         for number, heap in enumerate(self.heaps):
             if node.flags & (QUEUED << number):
                 heapq.heappush(heap, (self._key(node), node.start, node))
+                if len(heap) > self._compact_at[number]:
+                    self._compact(number)
 
     def peek(self, number: int) -> Entry | None:
         """The first entry whose node is there and whose key is the node's key now; it stays."""
@@ -63,10 +65,10 @@ class Queues:
         return node
 
     def _compact(self, number: int) -> None:
-        """Leaves out void entries, so that a heap stays within a fixed multiple of the nodes it is about."""
+        """Leaves one entry per queued node, so that a heap stays within a fixed multiple of the nodes it is about."""
         bit = QUEUED << number
-        found = [entry for entry in self.heaps[number] if entry[2].parent is not None and entry[2].flags & bit]
-        heap = list({id(entry[2]): entry for entry in found}.values())
+        nodes = {id(node): node for _, _, node in self.heaps[number] if node.parent is not None and node.flags & bit}
+        heap = [(self._key(node), node.start, node) for node in nodes.values()]
         heapq.heapify(heap)
         self.heaps[number] = heap
         self._compact_at[number] = max(_COMPACT_FROM, 2 * len(heap))

@@ -52,8 +52,12 @@ def split(core: Core, node: Node, at: int) -> Node:
     node.device = _tails(node.device, pages)
     node.host = _tails(node.host, pages)
     head.children = {first_page(core, node): node}
+    head.born = node.born
+    head.hits = node.hits
     head.here = 1 if node.here else 0
     head.some = 1 if node.some else 0
+    if core.stateful is not None:
+        core.stateful.split(node, head)
     _split_marks(node, head, pages)
     head.flags = node.flags & STRAY
     if simple:
@@ -151,7 +155,8 @@ def _unlink(core: Core, node: Node, freed: Freed) -> Node:
     node.parent = None
     if node.tick > parent.tick:
         parent.tick = node.tick
-    parent.hits += node.hits
+    if core.stateful is not None:
+        core.stateful.gone(node)
     return parent
 
 
@@ -184,6 +189,8 @@ def _cut(core: Core, node: Node, pages: int, freed: Freed) -> None:
         node.keys = node.keys[: pages * KEY_BYTES]
     if node.stored is not None:
         node.stored = {pool: (epoch, marks[:pages]) for pool, (epoch, marks) in node.stored.items()}
+    if core.stateful is not None:
+        core.stateful.shrunk(node)
     parent = node.parent
     if parent is not None and pages == 1:
         del parent.children[node.key]

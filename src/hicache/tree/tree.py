@@ -8,15 +8,16 @@ import numpy as np
 from hicache.errors import InvariantError
 from hicache.keys import page_keys
 from hicache.tree import evict as eviction
-from hicache.tree import fill, marks, pins, runs
+from hicache.tree import fill, marks, pins, runs, use
 from hicache.tree.check import check
 from hicache.tree.core import Core
 from hicache.tree.freed import Freed
 from hicache.tree.node import DEVICE, HOST, Node
-from hicache.tree.policy import EvictionPolicy, Lru
+from hicache.tree.policy import NO_WISH, EvictionPolicy, Lru, Wish
 from hicache.tree.reach import any_prefix, device_prefix, known_path, resumable
 from hicache.tree.shape import KEY_BYTES, drop, pinned, remove, trim
 from hicache.tree.values import Eviction, InsertResult, Pin, Receipt, Span, TreeMatch, TreePool
+from hicache.tree.view import View
 from hicache.tree.walk import blocks_of, walk
 from hicache.units import HOLE, BoolArray, Int32Array, PoolName, Tier
 
@@ -51,6 +52,8 @@ class RadixTree:
     ) -> None:
         policy = Lru() if policy is None else policy
         self._core = Core(page_size, lookahead_tokens, pools, policy, host_duplicates_first)
+        if self._core.stateful is not None:
+            self._core.stateful.begin(View(self._core))
 
     @property
     def page_size(self) -> int:
@@ -110,6 +113,10 @@ class RadixTree:
         while node.start >= stop and node.parent is not None:
             node = node.parent
         return Span(node, start, stop)
+
+    def holds(self, span: Span) -> bool:
+        """Whether all pages of a span are still in the tree."""
+        return span.node.parent is not None and span.stop <= self._core.stop(span.node)
 
     def narrow(self, span: Span) -> Span:
         """The same pages, named by a node that ends with them: so pinning them keeps the span good.
@@ -209,28 +216,18 @@ class RadixTree:
 
     # Using
 
-    def touch(self, match: TreeMatch, pages: int) -> None:
-        """Counts one use of the first `pages` pages of a match: a hit, and recency."""
-        core = self._core
-        if pages <= 0 or not match.path:
-            return
-        node = match.path[-1]
-        while node.start >= pages and node.parent is not None:
-            node = node.parent
-        if node.parent is None:
-            return
-        node.hits += 1
-        reach = max((reach for _, reach in core.loose), default=0)
-        used = [node]
-        above = node.parent
-        while node.start > pages - reach and above.parent is not None:
-            node, above = above, above.parent
-            used.append(node)
-        for node in reversed(used):
-            core.clock += 1
-            node.tick = core.clock
-            if core.policy.keys_fall:
-                core.queues.lowered(node)
+    def touch(self, match: TreeMatch, pages: int, wish: Wish = NO_WISH) -> None:
+        """Counts one use of the first `pages` pages of a match: a hit, recency, and what the request asks for them."""
+        if pages > 0 and match.path:
+            use.touch(self._core, match.path[-1], pages, wish)
+
+    def advance(self, now_s: float) -> None:
+        """The time is `now_s` from now on, in seconds; all ranks say the same. It never goes back."""
+        use.advance(self._core, now_s)
+
+    def often_used(self, span: Span, hits: int) -> int:
+        """How many pages of the prefix that ends with `span` at least `hits` requests have used."""
+        return use.often_used(self._core, span.node, span.stop, hits)
 
     def pin(self, match: TreeMatch, pin: Pin, pages: int, start: int = 0) -> Receipt:
         """Pins what every pool needs, from page `start` on, to resume after `pages` pages of a match."""
@@ -284,12 +281,13 @@ class RadixTree:
         tier: Tier = Tier.DEVICE,
         *,
         known: TreeMatch | None = None,
+        wish: Wish = NO_WISH,
     ) -> InsertResult:
         """Gives the tree slots for pages `first_page` on of a prefix: one per page and pool, HOLE where there is none.
 
         Pages without a copy in that tier take theirs; the rest comes back as duplicates, and stays the caller's.
-        `known`: a match of a prefix of the same tokens, which spares finding it again.
-        Raises InvariantError if the runs differ in length or `tokens` are too few.
+        `known`: a match of a prefix of the same tokens, which spares finding it again. `wish`: what the request asks
+        for its pages. Raises InvariantError if the runs differ in length or `tokens` are too few.
         """
         core = self._core
         given, length = fill.given_runs(core, runs_by_pool)
@@ -304,6 +302,8 @@ class RadixTree:
         taken = fill.Taken(core)
         met = [] if known is None else known_path(core, known.path, min(known.pages, pages))
         path = fill.insert(core, root, met, blocks, first_page, given, length, _tier(tier), taken)
+        if core.stateful is not None:
+            use.fill(core, core.stateful, path, first_page, wish)
         if not root.children:
             core.roots.pop(namespace, None)
         added = {pool.name: count for pool, count in zip(core.pools, taken.added, strict=True)}
@@ -336,20 +336,28 @@ class RadixTree:
                 drop(core, node, pool, place, (pages >= low) & (pages < high), freed)
         return freed.eviction(core)
 
-    def evict(self, pool: PoolName, tier: Tier, count: int, *, drop_dirty: bool) -> Eviction:
+    def evict(
+        self, pool: PoolName, tier: Tier, count: int, *, drop_dirty: bool, keep_duplicates: bool = False
+    ) -> Eviction:
         """Frees at least `count` slots of a pool in a tier, or as many as may go.
 
-        Without `drop_dirty`, device pages go only if they have a host copy or are of no use to anyone.
+        Without `drop_dirty`, device pages go only if they have a host copy or are of no use to anyone. With
+        `keep_duplicates`, host copies of device pages stay.
         """
         core = self._core
         freed = Freed(core)
-        eviction.evict(core, core.pool(pool), _tier(tier), count, drop_dirty, freed)
+        eviction.evict(core, core.pool(pool), _tier(tier), count, drop_dirty, freed, keep_duplicates)
         return freed.eviction(core)
 
     def evictable(self, pool: PoolName, tier: Tier) -> int:
         """How many slots `evict(..., drop_dirty=True)` could free now."""
         core = self._core
         return core.free[2 * core.classes[core.pool(pool)] + _tier(tier)]
+
+    def dirty_count(self, pool: PoolName) -> int:
+        """How many device pages of a pool lack a host copy, pinned or not."""
+        core = self._core
+        return core.dirty[core.classes[core.pool(pool)]]
 
     def dirty(self, pool: PoolName, count: int) -> tuple[Span, ...]:
         """The next device pages to be evicted that lack a host copy, about `count`, in order: to be written back."""

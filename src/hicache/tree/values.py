@@ -13,10 +13,16 @@ from hicache.units import Int32Array, PoolName, Tier
 
 @dataclass(frozen=True, slots=True)
 class TreePool:
-    """A pool with slots of its own, as the tree sees it; the first one given is the anchor."""
+    """A pool with slots of its own, as the tree sees it; the first one given is the anchor.
+
+    `slot_bytes` (what a slot holds, with the pools derived from it) and `device_slots` are for eviction policies that
+    look at them; None: not known.
+    """
 
     name: PoolName
     coverage: Coverage
+    slot_bytes: int = 1
+    device_slots: int | None = None
 
 
 class Pin(Enum):
