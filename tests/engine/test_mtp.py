@@ -76,8 +76,9 @@ def test_guesses_are_those_of_transformers_and_change_no_token(made, shape):
     assert (bench.drafter.most, bench.drafter.lookahead) == (shape[2], shape[2])
     drafted, accepted = counted(bench)
     assert 0 < accepted < drafted
+    assert len(bench.drafter.known[0]) == 46
     for known, guess in zip(bench.drafter.known, bench.drafter.guesses, strict=True):
-        assert guess == speculating.reference.guesses(known)[: len(guess)]
+        assert guess == speculating.reference.guesses(known)[: len(guess)] != []
     end(bench)
 
 
@@ -145,6 +146,31 @@ def test_an_answers_pages_are_shared_as_far_as_their_tokens_are_known(two):
     assert device_tokens([*ids, *asked.tokens, 0, 0]) == 40
     bench.run()
     assert device_tokens([*ids, *asked.tokens, 0, 0]) == 64
+    end(bench)
+
+
+def test_an_answer_that_ends_where_a_page_does_leaves_that_page(made):
+    ids = prompt(40)
+    bench = made("deepseek_v3", 3, 1).bench()
+    whole = ids + bench.ask(ids, 9, ignore_eos=True).tokens
+    assert shared_tokens(bench, [*whole, 0]) == 48
+    end(bench)
+
+
+def test_only_rows_that_are_not_final_are_computed_again(two, monkeypatch):
+    """Those that had to use guesses, and those of the tokens that the model has computed since."""
+    bench, counts = two.bench(), []
+    layers = bench.drafter.drafter._layers
+    forward = layers.forward
+
+    def counting(depth, hidden, step):
+        counts.append(len(hidden))
+        return forward(depth, hidden, step)
+
+    monkeypatch.setattr(layers, "forward", counting)
+    bench.ask(prompt(20), 24, ignore_eos=True)
+    assert counts[:2] == [19, 19]
+    assert max(counts[2:]) <= 2 * bench.drafter.most
     end(bench)
 
 

@@ -39,7 +39,7 @@ class Drafting:
     def follow(self, sequence: Sequence, hidden: torch.Tensor) -> None:
         """Tokens of a sequence were computed: their last hidden states, [tokens, hidden size]."""
         if self.drafter is not None:
-            self.drafter.follow(sequence.lead(self.drafter).trail, hidden)
+            self.drafter.follow(sequence.trail, hidden)
 
     def settle(self, sequences: Iterable[Sequence]) -> None:
         """Have the drafter's state of pages that are to be shared. If that fails, they are shared later or not."""

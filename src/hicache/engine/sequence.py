@@ -38,7 +38,7 @@ class Sequence:
         self._shared = (match.known_tokens, *shared)
         self._interval = snapshot_interval
         self._drafter = drafter
-        self._trail = Trail()
+        self.trail = Trail()
         self._stops: tuple[int, ...] = ()
         self._state: StateSlots | None = None
         self._snapshot: tuple[int, StateSlots] | None = None
@@ -133,13 +133,13 @@ class Sequence:
         """What a drafter may know of it."""
         request = self.request
         slots = {drafter.source: self._match.slots(drafter.source)}
-        return Lead(request.tokens(0, request.length), self.computed, slots, self._trail, request.finished)
+        return Lead(request.tokens(0, request.length), self.computed, slots, self.trail, request.finished)
 
     @property
     def unsettled_page(self) -> bool:
         """Whether a page was filled that can't be shared until the drafter has come as far."""
         page = self._cache.page_size
-        return self.computed // page > self._trail.ready // page
+        return self.computed // page > self.trail.ready // page
 
     def wait(self, layer: int) -> None:
         """Block until what was loaded of `layer` is there."""
@@ -199,7 +199,7 @@ class Sequence:
     @property
     def _final(self) -> int:
         """Tokens whose state is in the slots, the drafter's included."""
-        return self.computed if self._drafter is None else min(self.computed, self._trail.ready)
+        return self.computed if self._drafter is None else min(self.computed, self.trail.ready)
 
     def _share(self, snapshots: bool) -> None:
         if self._settled:
@@ -212,7 +212,7 @@ class Sequence:
         self.computed = tokens
         self._snapshot = self._kept = None
         self._state = None
-        self._trail = Trail(tokens)
+        self.trail = Trail(tokens)
         if tokens:
             pools = self._executor.routes.state_pools
             self._state = {pool: int(self._match.slots(pool)[tokens // page - 1]) for pool in pools} or None
