@@ -26,6 +26,7 @@ EXPORTED = [
     "Namespace",
     "PoolEntry",
     "PoolTransfer",
+    "Retracted",
     "SidecarPoolSpec",
     "StorageError",
     "Tier",

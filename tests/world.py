@@ -2,7 +2,7 @@
 
 import hashlib
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,7 @@ from hicache.keys import Namespace
 from hicache.layout import PoolGeometry, TensorSpec
 from hicache.storage import PageStore
 from hicache.testing.simulator import FaultRates, SimulatedExecutor
+from hicache.tree import EvictionPolicy
 from hicache.units import HOLE, ByteArray, DeviceSlots, HostSlots, Tier
 
 PAGE = 4
@@ -190,6 +191,8 @@ class World:
     window_ratio: float = 1.0
     batch_pages: int = 2
     device_pool: DevicePoolFactory = ArrayDevicePool.page_first
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    policy: EvictionPolicy | None = None
 
     def __post_init__(self) -> None:
         self.clock = Clock()
@@ -205,9 +208,15 @@ class World:
             write_policy=self.write_policy,
             transfer_timeout_s=self.timeout_s,
             prefetch_batch_pages=self.batch_pages,
+            **self.settings,
         )
         self.cache: UnifiedRadixCache = build_kv_cache(
-            self.model, config, executor=self.executor, clock=self.clock, device_pool=self.device_pool
+            self.model,
+            config,
+            executor=self.executor,
+            clock=self.clock,
+            device_pool=self.device_pool,
+            policy=self.policy,
         )
         if self.backend is not None:
             self.cache.attach_storage_backend(PageStore(self.backend))
@@ -280,6 +289,11 @@ class World:
         """Poll until nothing is in flight (what was lost stays so)."""
         for _ in range(200):
             self.cache.poll()
+
+    def write(self, name: str, run: np.ndarray, text: bytes) -> None:
+        """Write the right bytes of a text to slots of one device pool, page by page."""
+        pools = dict(self._device_pools())
+        self._write(name, pools[name], np.asarray(run), text)
 
     # What is right
 

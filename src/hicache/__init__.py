@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from hicache.builder import build_kv_cache as build_kv_cache
     from hicache.builder import maybe_register_hicache_draft as maybe_register_hicache_draft
     from hicache.cache import Cache as Cache
+    from hicache.cache import Retracted as Retracted
     from hicache.cache import SidecarPoolSpec as SidecarPoolSpec
     from hicache.cache import UnifiedRadixCache as UnifiedRadixCache
     from hicache.config import CacheConfig as CacheConfig
@@ -37,6 +38,7 @@ else:
         "build_kv_cache": "hicache.builder",
         "maybe_register_hicache_draft": "hicache.builder",
         "Cache": "hicache.cache",
+        "Retracted": "hicache.cache",
         "SidecarPoolSpec": "hicache.cache",
         "UnifiedRadixCache": "hicache.cache",
         "CacheConfig": "hicache.config",

@@ -2,7 +2,7 @@
 
 import random
 
-from hicache.cache import Load, Match
+from hicache.cache import Load, Match, Retracted
 from hicache.controller import Prefetch
 from hicache.storage import PageStore
 from hicache.storage.memory import MemoryBackend
@@ -48,6 +48,9 @@ class Request:
         self.prompt = prompt
         self.match = match
         self.load: Load | None = None
+        self.retracted: Retracted | None = None
+        self.back = False
+        """Its load brings it back from a retraction."""
         self.computed = b""
         """What it has computed and what that goes on from; nothing before it has begun."""
 
@@ -109,15 +112,27 @@ class Driver:
         self.arrive(prompt, ticket)
 
     def load(self, request: Request) -> None:
-        if not request.computed and not request.match.loading:
+        if (
+            not request.computed
+            and not request.match.loading
+            and request.retracted is None
+            and not self._ended(request)
+        ):
             request.load = self.cache.load_back(request.match)
 
     def result(self, request: Request) -> None:
-        if request.load is not None:
-            planned = request.load.tokens
-            assert request.load.result() <= planned
-            request.load = None
+        """How a load ended. A request of which something was lost is released: it would come again."""
+        load, request.load = request.load, None
+        if load is None:
+            return
+        good = load.result()
+        assert good <= load.tokens
+        if request.back and good < load.tokens:
+            assert good == 0
+            self.release(request)
+        else:
             self.world.check(request.match)
+        request.back = False
 
     def compute(self, request: Request) -> None:
         """All of the prompt that is left, with a snapshot at its end."""
@@ -126,9 +141,8 @@ class Driver:
     def grow(self, request: Request, length: int, *, checkpoint: bool, checkpoints: bool) -> None:
         """Compute up to `length` tokens of prompt and answer, if that is more than there is, and share it."""
         match = request.match
-        if match.loading:
+        if match.loading or self._ended(request):
             return
-        self.result(request)
         self.world.check(match)
         text = answer(request.prompt)[: 4 * max(length, match.length_tokens)]
         if self.cache.allocate(match, len(text) // 4 - match.length_tokens, checkpoint=checkpoint) is None:
@@ -146,13 +160,48 @@ class Driver:
 
     def reserve(self, request: Request, tokens: int, *, checkpoint: bool) -> None:
         """Slots ahead of computing, maybe while a load is under way."""
+        if request.back or request.retracted is not None:
+            return
         room = MOST_PAGES * PAGE - request.match.length_tokens
         lent = self.cache.allocate(request.match, min(tokens, room), checkpoint=checkpoint)
         if lent is not None and request.computed:
             self.world.compute(request.match, request.computed)
 
     def drop_checkpoint(self, request: Request, page: int) -> None:
-        self.cache.drop_checkpoint(request.match, page)
+        if not request.back and request.retracted is None:
+            self.cache.drop_checkpoint(request.match, page)
+
+    def _ended(self, request: Request) -> bool:
+        """Whether a request is away or was lost, or is of no use to go on with for another reason."""
+        if request.retracted is None and not request.match.loading:
+            self.result(request)
+        return request.retracted is not None or request not in self.requests
+
+    def retract(self, request: Request) -> None:
+        """A request that must make room leaves the device, if it can."""
+        if request.match.loading or self._ended(request):
+            return
+        before = self.world.cache.stats()
+        request.retracted = self.cache.retraction_backup(request.match)
+        if request.retracted is None:
+            after = self.world.cache.stats()
+            assert (after.pins, after.retracted) == (before.pins, before.retracted)
+
+    def restore(self, request: Request) -> None:
+        """A request that is away comes back, if there is room."""
+        if request.retracted is None:
+            return
+        length, cached = request.match.length_tokens, request.match.cached_tokens
+        load = self.cache.retraction_restore(request.retracted)
+        if load is not None:
+            assert (request.match.length_tokens, request.match.cached_tokens) == (length, cached)
+            request.load, request.retracted, request.back = load, None, True
+
+    def discard(self, request: Request) -> None:
+        """A request that is away is aborted."""
+        if request.retracted is not None:
+            self.requests.remove(request)
+            self.cache.retraction_discard(request.retracted)
 
     def release(self, request: Request) -> None:
         self.requests.remove(request)
@@ -205,7 +254,7 @@ class Driver:
         assert sum(stats.hit_tokens.values()) <= stats.lookup_tokens
         for request in self.requests:
             assert sum(request.match.cached_tokens.values()) <= max(0, len(request.prompt) // 4 - 1)
-            if request.computed and not request.match.loading:
+            if request.computed and request.load is None and request.retracted is None:
                 self.world.check(request.match)
 
     def finish(self) -> None:
@@ -244,6 +293,9 @@ WEIGHTS = {
     "reserve": 3,
     "drop": 2,
     "release": 5,
+    "retract": 12,
+    "restore": 20,
+    "discard": 1,
     "poll": 12,
     "wait": 1,
     "evict": 6,
@@ -280,4 +332,7 @@ def step(driver: Driver, dice: random.Random) -> None:
         calls["reserve"] = lambda: driver.reserve(request, dice.choice(CHUNKS), checkpoint=dice.random() < 0.6)
         calls["drop"] = lambda: driver.drop_checkpoint(request, dice.randint(1, MOST_PAGES))
         calls["release"] = lambda: driver.release(request)
+        calls["retract"] = lambda: driver.retract(request)
+        calls["restore"] = lambda: driver.restore(request)
+        calls["discard"] = lambda: driver.discard(request)
     calls[dice.choices(list(calls), [WEIGHTS[kind] for kind in calls])[0]]()

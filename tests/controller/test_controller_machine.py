@@ -12,6 +12,7 @@ from hicache.units import Tier
 from tests.controller.driver import CHUNKS, LENGTHS, MOST_PAGES, RATES, WINDOW_RATIOS, Driver, prompt_of, step, walk
 from tests.world import KINDS
 
+CALLS = ["load", "result", "compute", "release", "retract", "retract", "restore", "restore", "restore", "discard"]
 PROMPTS = st.builds(
     prompt_of, st.lists(st.sampled_from([0, 0, 0, 0, 1]), min_size=7, max_size=7), st.sampled_from(LENGTHS)
 )
@@ -54,7 +55,7 @@ class ControllerMachine(RuleBasedStateMachine):
         self.driver.arrive_with_ticket(data.draw(st.integers(0, len(self.driver.tickets) - 1)), cancel=cancel)
 
     @precondition(lambda self: self.driver and self.driver.requests)
-    @rule(data=st.data(), call=st.sampled_from(["load", "result", "compute", "release"]))
+    @rule(data=st.data(), call=st.sampled_from(CALLS))
     def go_on(self, data, call) -> None:
         request = data.draw(st.sampled_from(self.driver.requests))
         {
@@ -62,6 +63,9 @@ class ControllerMachine(RuleBasedStateMachine):
             "result": self.driver.result,
             "compute": self.driver.compute,
             "release": self.driver.release,
+            "retract": self.driver.retract,
+            "restore": self.driver.restore,
+            "discard": self.driver.discard,
         }[call](request)
 
     @precondition(lambda self: self.driver and self.driver.requests)

@@ -3,9 +3,10 @@
 from hicache.cache.load import Load
 from hicache.cache.match import Match
 from hicache.cache.registration import SidecarPoolSpec
+from hicache.cache.retraction import Retracted
 from hicache.cache.stats import CacheStats, PoolStats
 from hicache.cache.unified import UnifiedRadixCache
 
 Cache = UnifiedRadixCache
 
-__all__ = ["Cache", "CacheStats", "Load", "Match", "PoolStats", "SidecarPoolSpec", "UnifiedRadixCache"]
+__all__ = ["Cache", "CacheStats", "Load", "Match", "PoolStats", "Retracted", "SidecarPoolSpec", "UnifiedRadixCache"]

@@ -1,4 +1,4 @@
-"""Every slot is free, cached, lent or in flight, exactly one of them, and nothing is pinned without a reason."""
+"""Every slot is free, cached, lent, retracted or in flight, exactly one of them; no pin is without a reason."""
 
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -7,6 +7,7 @@ import numpy as np
 from hicache.cache.match import Match
 from hicache.controller import HybridCacheController
 from hicache.controller.dispatch import Retired
+from hicache.controller.parcels import Stage
 from hicache.controller.state import present
 from hicache.errors import InvariantError
 from hicache.pools import SlotAllocator
@@ -38,13 +39,15 @@ def _device_owners(
     yield "cached", state.tree.resident(pool, Tier.DEVICE)
     held = list(matches)
     for match in held:
-        yield "lent", present(match.lent[pool])
+        yield "lent", present(_of(match.lent, pool))
     for retired in _retired(controller, held):
         yield "lent", present(_of(retired.slots, pool))
     for transfer in state.dispatcher.in_flight():
         yield "in flight", _of(transfer.device_slots, pool)
     for quarantined in state.quarantined:
         yield "in flight", quarantined.eviction.slots(pool, Tier.DEVICE)
+    for parcel in controller.retractions.parcels:
+        yield "in flight", _of(parcel.device, pool)
 
 
 def _host_owners(controller: HybridCacheController, pool: PoolName) -> Iterator[tuple[str, Int32Array]]:
@@ -54,6 +57,8 @@ def _host_owners(controller: HybridCacheController, pool: PoolName) -> Iterator[
         yield "in flight", _of(transfer.host_slots, pool)
     for quarantined in state.quarantined:
         yield "in flight", quarantined.eviction.slots(pool, Tier.HOST)
+    for parcel in controller.retractions.parcels:
+        yield "retracted" if parcel.stage is Stage.AWAY else "in flight", _of(parcel.host, pool)
     for parked in controller.fetches.parked_slots():
         yield "in flight", _of(parked, pool)
 

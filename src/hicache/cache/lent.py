@@ -43,6 +43,29 @@ class Lent:
             found[pool] = np.array([*snapshots.values(), *live], dtype=np.int32)
         return found
 
+    def move(self, slots: Slots) -> None:
+        """The same account lies in other slots now: those of `all`, holes left out, in their order."""
+        for pool, run in self._runs.items():
+            moved = run.copy()
+            moved[run != HOLE] = slots.get(pool, _EMPTY)
+            self._runs[pool] = moved
+        for pool, snapshots in self._snapshots.items():
+            order = slots.get(pool, _EMPTY).tolist()
+            self._snapshots[pool] = dict(zip(snapshots, order, strict=False))
+            if pool in self.live:
+                self.live[pool] = order[-1]
+
+    def with_shared(self, first: int, runs: Slots) -> "Lent":
+        """A copy that also has the slots in `runs`: those of pages from `first` on, up to the pages it was lent."""
+        wider = Lent({})
+        wider.pages = self.pages + max((len(run) for run in runs.values()), default=0)
+        wider.live = dict(self.live)
+        wider._runs = {pool: np.concatenate((runs[pool], run)) for pool, run in self._runs.items()}
+        for pool, held in self._snapshots.items():
+            pages = {first + int(at): int(runs[pool][at]) for at in np.flatnonzero(runs[pool] != HOLE)}
+            wider._snapshots[pool] = pages | held
+        return wider
+
     def has_snapshot(self, pool: PoolName, page: int) -> bool:
         """Whether it was lent a slot for the snapshot that page `page` of a pool is."""
         return page in self._snapshots[pool]

@@ -2,18 +2,16 @@
 
 from collections.abc import Callable, Sequence
 
-from hicache.cache.match import Match
 from hicache.transfer import LayerProgress
 
 
 class Load:
-    """What `load_back` returns. `tokens` is the length to resume at if all goes well."""
+    """What `load_back` and `retraction_restore` return. `tokens` is the length to resume at if all goes well."""
 
     def __init__(
-        self, match: Match, progress: Sequence[LayerProgress], timeout_s: float, settle: Callable[[Match], None]
+        self, tokens: int, progress: Sequence[LayerProgress], timeout_s: float, settle: Callable[[], int]
     ) -> None:
-        self.tokens = match.length_tokens
-        self._match = match
+        self.tokens = tokens
         self._progress = tuple(progress)
         self._timeout_s = timeout_s
         self._settle = settle
@@ -41,5 +39,5 @@ class Load:
         """
         for progress in self._progress:
             progress.wait_end(self._timeout_s)
-        self._settle(self._match)
-        return 0 if self._ran_ahead else min(self.tokens, self._match.shared_tokens)
+        good = self._settle()
+        return 0 if self._ran_ahead else min(self.tokens, good)

@@ -4,16 +4,17 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from hicache.cache.hits import Hits
 from hicache.cache.lent import Lent
 from hicache.controller import LoadBack, Prefetch
 from hicache.controller.dispatch import Retired
-from hicache.controller.state import State
-from hicache.coverage import longest_usable
+from hicache.controller.parcels import Parcel, Return, Shared, Stage
+from hicache.controller.state import State, present
 from hicache.errors import InvariantError
-from hicache.keys import TOKEN_BYTES, Namespace
+from hicache.keys import Namespace
 from hicache.transfer import Event
 from hicache.tree import InsertResult, Pin, Receipt, Span, TreeMatch, Wish
-from hicache.units import HOLE, BoolArray, DeviceSlots, Int32Array, PoolName, Tier
+from hicache.units import HOLE, DeviceSlots, Int32Array, PoolName, Tier
 
 
 class Match:
@@ -34,7 +35,6 @@ class Match:
     ) -> None:
         self._state = state
         self._page_size = page_size
-        self._prefetch = prefetch
         self._found = found
         self._receipts: list[Receipt] = []
         self._load: LoadBack | None = None
@@ -45,7 +45,10 @@ class Match:
         self._used = False
         self._short = False
         self._open = True
-        self._cached = dict.fromkeys(Tier, 0)
+        self._parcel: Parcel | None = None
+        self._shared: Shared | None = None
+        self._away = False
+        self._hits = Hits(state, page_size, prefetch)
         self.loads_begun = 0
         self.namespace = namespace
         self.wish = wish
@@ -66,7 +69,7 @@ class Match:
     @property
     def cached_tokens(self) -> Mapping[str, int]:
         """Prompt tokens that need no computing, by tier: device, host, storage. Final once a load has settled."""
-        return {tier.value: tokens for tier, tokens in self._cached.items()}
+        return {tier.value: tokens for tier, tokens in self._hits.tokens.items()}
 
     @property
     def shared_tokens(self) -> int:
@@ -102,7 +105,7 @@ class Match:
         Of a Checkpoint pool: page p - 1 has the snapshot at boundary p, where there is one. A slot that the request
         was lent for it goes before the one in the tree.
         """
-        self.require_open()
+        self.require_here()
         name = pool if pool is not None else self._state.group.anchor_entry.name
         run = self._state.slots(self._span, name, Tier.DEVICE)
         if self._load is not None:
@@ -113,8 +116,17 @@ class Match:
 
     @property
     def lent(self) -> Mapping[PoolName, Int32Array]:
-        """Slots that belong to the request alone: new pages in order, or snapshots and the live state."""
-        return self._lent.all()
+        """Slots that belong to the request alone: new pages in order, or snapshots and the live state.
+
+        Those that its retraction still has are not among them.
+        """
+        if self._away:
+            return {}
+        slots = self._lent.all()
+        if self._parcel is None:
+            return slots
+        coming = self._parcel.device
+        return {pool: run[~np.isin(run, coming[pool])] if pool in coming else run for pool, run in slots.items()}
 
     @property
     def retired(self) -> tuple[Retired, ...]:
@@ -126,12 +138,7 @@ class Match:
         if self._used:
             return False
         self._used = True
-        counters = self._state.counters
-        counters.lookups += 1
-        counters.lookup_tokens += len(self.tokens) // TOKEN_BYTES
-        self._cached[Tier.DEVICE] = self.device_tokens
-        counters.hit_tokens[Tier.DEVICE] += self.device_tokens
-        counters.kv_hit_without_state += self._pages_without_state() * self._page_size
+        self._hits.used(self.tokens, self._found)
         self._state.tree.touch(self._found, self._found.usable_pages, self.wish)
         return True
 
@@ -150,9 +157,18 @@ class Match:
     def load_settled(self, duplicates: Retired) -> None:
         """A load it waits for has settled."""
         self._retired.append(duplicates)
+        self._one_settled()
+
+    def _one_settled(self) -> None:
         self._unsettled -= 1
-        if self._unsettled == 0:
+        if self._unsettled == 0 and not self._away:
+            self._finish()
+
+    def _finish(self) -> None:
+        if self._shared is None:
             self._finish_load()
+        else:
+            self._finish_return(self._shared)
 
     def abandon_load(self) -> LoadBack | None:
         """Wait no longer: go on with what is on the device. Returns the loads to leave."""
@@ -231,7 +247,7 @@ class Match:
         """Give everything back once `after`, or what `insert` was told last, has passed. Returns the loads to leave."""
         self.require_open()
         self._open = False
-        self._retired.append(Retired(self._lent.all()))
+        self._retired.append(Retired(self.lent))
         self._lent = Lent({})
         receipts, self._receipts = self._receipts, []
         retired, self._retired = self._retired, []
@@ -239,6 +255,112 @@ class Match:
         load, self._load = self._load, None
         self._unsettled = self.length_tokens = 0
         return load
+
+    # Retraction
+
+    @property
+    def away(self) -> bool:
+        """Whether it was taken off the device and is not back yet."""
+        return self._away
+
+    @property
+    def returning(self) -> bool:
+        """Whether it is coming back: its slots are known, and not all of them hold what they should."""
+        return self._shared is not None and not self._away
+
+    @property
+    def good_tokens(self) -> int:
+        """How far it can go on from: all of its length, or nothing once something of it was lost."""
+        return 0 if self._short or self._away or not self._open else self.length_tokens
+
+    @property
+    def receipts(self) -> list[Receipt]:
+        """Its pins."""
+        return list(self._receipts)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it is away and can't come back."""
+        return self._parcel is not None and self._parcel.stage is Stage.LOST
+
+    @property
+    def parcel(self) -> Parcel | None:
+        """Its own state while it is away, until its slots are its own again."""
+        return self._parcel
+
+    def shared_starts(self) -> dict[PoolName, int]:
+        """Per pool, the first page of its span that it needs."""
+        group, stop = self._state.group, self._span.stop
+        return {
+            pool: group.get_entry(pool).coverage.required(stop, self._page_size).start for pool in self._state.pools
+        }
+
+    def last_event(self, after: Event | None) -> Event | None:
+        """The computation that its pages may still be part of: `after`, or what `insert` was told last."""
+        return after if after is not None else self._after
+
+    def owned(self) -> dict[PoolName, Int32Array]:
+        """Its own slots, without holes and without pools that it has none of."""
+        return solid(self._lent)
+
+    def widened(self, shared: Shared, page: int) -> Lent:
+        """What it would own if the pages it shares from `page` on were its own."""
+        runs = {}
+        for pool, expected in shared.expected.items():
+            run = self._state.slots(shared.span, pool, Tier.DEVICE)
+            runs[pool] = np.where(expected, run, HOLE)[page:].astype(np.int32)
+        return self._lent.with_shared(page, runs)
+
+    def leave(self, parcel: Parcel, shared: Shared, after: Event | None) -> None:
+        """Its own slots are the parcel's now. What it stood on is pinned by the parcel, as `shared` says."""
+        self._parcel, self._shared, self._away = parcel, shared, True
+        receipts, self._receipts = self._receipts, []
+        retired, self._retired = self._retired, []
+        self._state.give_back(receipts, retired, after)
+
+    def leave_for_storage(self, parcel: Parcel, shared: Shared, account: Lent, after: Event | None) -> None:
+        """As `leave`; the parcel has the old pins, and pages that it shared are its own (part of `account`) instead."""
+        self._receipts = []
+        self._lent = account
+        self._span = shared.span
+        self.leave(parcel, shared, after)
+
+    def parcel_expected(self, loads: LoadBack) -> None:
+        """The parcel is on its way back, and so are shared pages."""
+        self._load = loads
+        self._unsettled = len(loads.ops) + 1
+
+    def parcel_arrived(self, *, good: bool) -> None:
+        """Its own slots are lent to it again; without `good` they don't hold what they should."""
+        self._parcel = None
+        self._short = self._short or not good
+        if self._shared is not None:
+            self._one_settled()
+
+    def come_back(self, back: Return) -> None:
+        """Go on in other slots, before all of them hold what they should."""
+        self._lent.move(back.slots)
+        self._receipts = [back.receipt]
+        self._away = False
+        if self._unsettled == 0:
+            self._finish()
+
+    def abandon_return(self) -> LoadBack | None:
+        """Wait no longer: what it ran on is void. Returns the loads to leave."""
+        load, self._load = self._load, None
+        self._unsettled = 0
+        self._short = True
+        self._shared = None
+        self._state.counters.retraction_lost += 1
+        return load
+
+    def _finish_return(self, shared: Shared) -> None:
+        self._short = self._short or not shared.on_device(self._state)
+        self._load = self._shared = None
+        if self._short:
+            self._state.counters.retraction_lost += 1
+        else:
+            self._state.counters.retraction_restores += 1
 
     @property
     def span(self) -> Span:
@@ -274,9 +396,9 @@ class Match:
         self._state.give_back(old, (), after)
 
     def require_settled(self) -> None:
-        """Raises InvariantError while a load is under way, or after the match was released."""
-        self.require_open()
-        if self.loading:
+        """Raises InvariantError while a load is under way, while it is away, or after the match was released."""
+        self.require_here()
+        if self.loading or self._parcel is not None:
             raise InvariantError("a load of this match has not settled; call load.result() first")
 
     def require_slots(self, pages: int) -> None:
@@ -295,6 +417,24 @@ class Match:
         if not self._open:
             raise InvariantError("this match was released; match the prefix again")
 
+    def require_here(self) -> None:
+        """Raises InvariantError after the match was released, or while it is away."""
+        self.require_open()
+        if self._away:
+            raise InvariantError("this match was retracted; call retraction_restore first, or retraction_discard")
+
+    def require_away(self) -> None:
+        """Raises InvariantError unless it was retracted and is not back."""
+        self.require_open()
+        if not self._away:
+            raise InvariantError("this match is not retracted, or was restored already")
+
+    def require_arrived(self) -> None:
+        """Raises InvariantError unless its own slots hold what they should."""
+        self.require_here()
+        if self._parcel is not None:
+            raise InvariantError("this match is coming back; call load.result() first")
+
     def _finish_load(self) -> None:
         """Keep what has arrived, pin it, count it. What was lent beyond a short load is used for the pages it lacks."""
         state, planned = self._state, self._span.stop
@@ -302,49 +442,18 @@ class Match:
         good = found.device_pages
         self._hold(found, good, [state.tree.pin(found, Pin.HERE, good)])
         self._load = None
-        self._count_load(good)
+        self._hits.loaded(self._found.device_pages, good)
         if good < planned:
             self._short = True
             self.length_tokens = good * self._page_size
             self._retire_snapshots()
 
-    def _count_load(self, good: int) -> None:
-        size, counters = self._page_size, self._state.counters
-        device = min(self._found.device_pages, good)
-        stored = 0
-        if self._prefetch is not None:
-            stored = int(self._from_storage(self._prefetch, good)[device:].sum())
-        before = self._cached
-        self._cached = {
-            Tier.DEVICE: device * size,
-            Tier.HOST: (good - device - stored) * size,
-            Tier.STORAGE: stored * size,
-        }
-        for tier, tokens in self._cached.items():
-            counters.hit_tokens[tier] += tokens - before[tier]
-
-    def _from_storage(self, prefetch: Prefetch, pages: int) -> BoolArray:
-        """Which pages came from storage. Those that no pool needs came with the first that one does."""
-        came = prefetch.fetched(pages)
-        coverages = [self._state.group.get_entry(pool).coverage for pool in self._state.pools]
-        needed = min(coverage.required(pages, self._page_size).start for coverage in coverages)
-        if needed < pages:
-            came[:needed] = came[needed]
-        return came
-
     def _retire_snapshots(self) -> None:
         """The request starts again at the end of its span: snapshots are lent anew."""
         self._retired.append(Retired(self._lent.take_snapshots()))
 
-    def _pages_without_state(self) -> int:
-        """Pages behind the hit that all pools could resume at but for those of states, which have no snapshot there."""
-        found, state = self._found, self._state
-        if found.pages == found.usable_pages or not self._lent.state_pools:
-            return 0
-        there = []
-        for pool in self._lent.token_pools:
-            present = np.zeros(found.pages, dtype=np.bool_)
-            for tier in (Tier.DEVICE, Tier.HOST):
-                present |= state.tree.slots(found, pool, tier, 0, found.pages) != HOLE
-            there.append((state.group.get_entry(pool).coverage, present))
-        return max(0, longest_usable(there, self._page_size) - found.usable_pages)
+
+def solid(lent: Lent) -> dict[PoolName, Int32Array]:
+    """Slots that were lent, without holes and without pools that have none."""
+    slots = {pool: present(run) for pool, run in lent.all().items()}
+    return {pool: run for pool, run in slots.items() if len(run)}

@@ -13,7 +13,7 @@ from hicache.units import PoolName, Tier
 
 @dataclass(frozen=True, slots=True)
 class PoolStats:
-    """One pool in one tier. Counts are slots: free + cached + other = slots, `other` being lent or in flight."""
+    """One pool in one tier. Counts are slots: free + cached + other = slots; other: lent, retracted, in flight."""
 
     pool: PoolName
     tier: Tier
@@ -26,7 +26,10 @@ class PoolStats:
 
 @dataclass(frozen=True, slots=True)
 class CacheStats:
-    """`hit_tokens` by tier are part of `lookup_tokens`; `counters` are counts since the cache was built."""
+    """`hit_tokens` by tier are part of `lookup_tokens`; `counters` are counts since the cache was built.
+
+    `retracted` of the open matches were taken off the device and are not back.
+    """
 
     pools: tuple[PoolStats, ...]
     lookup_tokens: int
@@ -36,6 +39,7 @@ class CacheStats:
     pins: int
     counters: Mapping[str, int]
     storage: PageStoreStats | None
+    retracted: int = 0
 
     @property
     def hit_rate(self) -> float:
@@ -48,15 +52,17 @@ def cache_stats(
 ) -> CacheStats:
     """The numbers now."""
     state, store = controller.state, controller.storage
+    held = list(matches)
     return CacheStats(
         pools=tuple(stats for pool in state.pools for stats in _pool_stats(controller, pool, device_allocators[pool])),
         lookup_tokens=state.counters.lookup_tokens,
         hit_tokens=dict(state.counters.hit_tokens),
         in_flight=len(state.dispatcher),
-        open_matches=len(list(matches)),
+        open_matches=len(held),
         pins=state.tree.pins_total(),
         counters=state.counters.snapshot(),
         storage=store.stats() if store is not None else None,
+        retracted=sum(match.away for match in held),
     )
 
 

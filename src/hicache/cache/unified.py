@@ -1,11 +1,13 @@
 """The door: everything an engine asks of the cache, on one thread, and nothing that blocks on I/O but `Load.wait`."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 
 from hicache.cache.audit import audit
 from hicache.cache.load import Load
 from hicache.cache.match import Match
 from hicache.cache.registration import SidecarPoolSpec, prepare, require_no_requests
+from hicache.cache.retraction import Retracted, restore, retract
 from hicache.cache.stats import CacheStats, cache_stats
 from hicache.cache.tokens import Tokens, token_bytes
 from hicache.controller import HybridCacheController, LoadBack, Prefetch
@@ -139,7 +141,8 @@ class UnifiedRadixCache:
             self._controller.state.counters.load_refused += 1
             span, back = match.span, LoadBack((), {})
         match.start_load(span, back)
-        return Load(match, [op.progress for op in back.ops], self._transfer_timeout_s, self._settle)
+        progress = [op.progress for op in back.ops]
+        return Load(match.length_tokens, progress, self._transfer_timeout_s, partial(self._settle, match))
 
     def allocate(
         self, match: Match, new_tokens: int, *, checkpoint: bool = False
@@ -155,7 +158,7 @@ class UnifiedRadixCache:
         they are in use by others.
         """
         self._require_open()
-        match.require_open()
+        match.require_here()
         self._use(match, match.span)
         pages, demand = match.wanted(new_tokens, checkpoint)
         reservation = self._controller.mem_pool_host.reserve(demand, Tier.DEVICE)
@@ -169,7 +172,7 @@ class UnifiedRadixCache:
         At once: nobody reads them, and whatever wrote them must have ended.
         """
         self._require_open()
-        match.require_open()
+        match.require_arrived()
         match.drop_snapshots(page - 1)
 
     def insert(self, match: Match, tokens: Tokens, after: Event | None = None, *, checkpoints: bool = True) -> Match:
@@ -199,10 +202,52 @@ class UnifiedRadixCache:
         was told last. Pages that no window sees any more are not pinned: for those, tell `insert`.
         """
         self._require_open()
+        parcel, last = match.parcel, match.last_event(after)
         load = match.end(after)
         if load is not None:
             self._controller.leave(load, match)
+        if parcel is not None:
+            self._controller.retractions.discard(parcel, last)
         del self._matches[id(match)]
+
+    def retraction_backup(self, match: Match, after: Event | None = None) -> Retracted | None:
+        """Take a running request off the device, whole: its own slots go to the host in one reservation, all or none.
+
+        Copies begin once `after` has passed, the computation that still writes or reads its pages (by default what
+        `insert` was told last); device slots are free once they have settled. What it shares is not copied twice: it
+        is pinned on the host instead of the device. Where the host has no room, the request goes on to storage, as an
+        object that no other can find. Until `retraction_restore` the match is of no use but to be released.
+
+        None, with nothing taken: neither host nor storage can take it, or its length is 0 and there is nothing to keep.
+        Raises InvariantError while a load is under way.
+        """
+        self._require_open()
+        match.require_settled()
+        match.require_slots(0)
+        if match.length_tokens == 0:
+            return None
+        self._use(match, match.span)
+        return retract(self._controller, match, after)
+
+    def retraction_restore(self, retracted: Retracted) -> Load | None:
+        """Bring a request back into other device slots, all reserved at once; its match goes on as before.
+
+        Bytes come layer by layer. None: it is still leaving, on its way from storage, or the device has no room; ask
+        again after `poll`. When something of it was lost, `result` of the load is 0: release the match and compute the
+        request again.
+        """
+        self._require_open()
+        match = retracted.match
+        match.require_away()
+        back = restore(self._controller, match, self._transfer_timeout_s)
+        if back is None and not match.is_lost:
+            return None
+        progress = () if back is None else back.progress
+        return Load(match.length_tokens, progress, self._transfer_timeout_s, partial(self._settle_return, match))
+
+    def retraction_discard(self, retracted: Retracted, after: Event | None = None) -> None:
+        """End a retracted request at any stage, as `release` of its match does: everything is given back."""
+        self.release(retracted.match, after)
 
     def poll(self) -> None:
         """Settle what workers have finished. Once per scheduler step, unconditionally."""
@@ -269,13 +314,22 @@ class UnifiedRadixCache:
         if match.use():
             self._controller.used(span)
 
-    def _settle(self, match: Match) -> None:
+    def _settle(self, match: Match) -> int:
         self._controller.poll()
         if match.loading:
             load = match.abandon_load()
             if load is not None:
                 self._controller.give_up(load, match)
         match.shortness_known()
+        return match.shared_tokens
+
+    def _settle_return(self, match: Match) -> int:
+        self._controller.poll()
+        if match.returning:
+            load = match.abandon_return()
+            if load is not None:
+                self._controller.give_up(load, match)
+        return match.good_tokens
 
     def _reusable_pages(self, raw: bytes) -> int:
         """Full pages of a prompt with the tokens they look ahead to; its last token is in none of them."""

@@ -12,7 +12,7 @@ from hicache.controller.state import State, spread
 from hicache.pools import plan_backup
 from hicache.transfer.messages import Backup, Completion, Event
 from hicache.tree import Pin, Receipt, Span
-from hicache.units import HOLE, BoolArray, DeviceSlots, HostSlots, PoolName, Tier
+from hicache.units import HOLE, BoolArray, DeviceSlots, HostSlots, Int32Array, PoolName, Tier
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,35 +47,51 @@ class Backups:
 
     def lacking(self, span: Span) -> dict[PoolName, BoolArray]:
         """Per pool that has any, which pages of a span are on the device only, and not on their way."""
-        wanted = {pool: self._wanted(span, pool) for pool in self._state.pools}
+        wanted = {pool: self._wanted(span, pool, span.start) for pool in self._state.pools}
         return {pool: pages for pool, pages in wanted.items() if pages.any()}
 
     def start(self, span: Span, after: Event | None = None) -> bool:
         """Back up what a span holds on the device only, once `after` has passed. False when the host cannot take it."""
+        return self.start_with(span, dict.fromkeys(self._state.pools, span.start), {}, after) is not None
+
+    def start_with(
+        self, span: Span, starts: Mapping[PoolName, int], more: Mapping[PoolName, int], after: Event | None
+    ) -> Mapping[PoolName, Int32Array] | None:
+        """Back up a span, in each pool from its absolute page in `starts` on, and take `more` host slots.
+
+        All in one reservation. Returns the slots taken besides; None, with nothing taken, when the host is full.
+        """
         state = self._state
-        pages = {pool: wanted for pool in state.pools if (wanted := self._wanted(span, pool)).any()}
-        if not pages:
-            return True
-        span = state.tree.narrow(span)
+        wanted = {pool: self._wanted(span, pool, starts[pool]) for pool in state.pools}
+        pages = {pool: found for pool, found in wanted.items() if found.any()}
+        counts = {pool: int(found.sum()) for pool, found in pages.items()}
+        if not pages and not more:
+            return {}
         with ExitStack() as undo:
+            if pages:
+                span = state.tree.narrow(span)
             receipt = state.tree.pin_from(span, Pin.HERE, state.starts(span, pages))
             undo.callback(state.tree.unpin, receipt)
-            reservation = state.group.reserve({pool: int(wanted.sum()) for pool, wanted in pages.items()}, Tier.HOST)
+            demand = {pool: counts.get(pool, 0) + more.get(pool, 0) for pool in (*pages, *more)}
+            reservation = state.group.reserve(demand, Tier.HOST)
             if reservation is None:
-                state.counters.backup_refused_pages += max(int(wanted.sum()) for wanted in pages.values())
-                return False
+                state.counters.backup_refused_pages += max(counts.values(), default=0)
+                return None
             undo.enter_context(reservation)
-            device = {pool: DeviceSlots(state.slots(span, pool, Tier.DEVICE)[wanted]) for pool, wanted in pages.items()}
-            host = {pool: HostSlots(reservation.slots[pool]) for pool in pages}
-            self._submit(_Backup(span, receipt, pages, device, host), after)
+            taken = {pool: reservation.slots[pool][counts.get(pool, 0) :] for pool in more}
+            if pages:
+                device = {pool: DeviceSlots(state.slots(span, pool, Tier.DEVICE)[pages[pool]]) for pool in pages}
+                host = {pool: HostSlots(reservation.slots[pool][: counts[pool]]) for pool in pages}
+                self._submit(_Backup(span, receipt, pages, device, host), after)
+                undo.pop_all()
             reservation.commit()
-            undo.pop_all()
-        return True
+        return taken
 
-    def _wanted(self, span: Span, pool: PoolName) -> BoolArray:
+    def _wanted(self, span: Span, pool: PoolName, start: int) -> BoolArray:
         device = self._state.slots(span, pool, Tier.DEVICE)
         host = self._state.slots(span, pool, Tier.HOST)
         wanted: BoolArray = (device != HOLE) & (host == HOLE)
+        wanted[: start - span.start] = False
         wanted[wanted] = ~self._busy[pool][device[wanted]]
         return wanted
 

@@ -8,12 +8,13 @@ from typing import Literal
 from hicache.controller.agree import Agree
 from hicache.controller.background import Background
 from hicache.controller.backup import Backups
-from hicache.controller.computing import Computing
+from hicache.controller.computing import AllOf, Computing
 from hicache.controller.dispatch import Dispatcher
 from hicache.controller.fetches import Fetches
 from hicache.controller.loads import LoadBack, Loads, Waiter
 from hicache.controller.prefetch import Prefetch, Prefetches
 from hicache.controller.reclaim import Reclaimer
+from hicache.controller.retractions import Retractions
 from hicache.controller.state import State
 from hicache.controller.stores import Attachment, Stores
 from hicache.coverage import Coverage
@@ -99,6 +100,9 @@ class HybridCacheController:
         self._reclaimer = Reclaimer(self._state, self._backups, write_back=not selective)
         self._background = Background(self._state, self._backups, config.write_back_watermark)
         self._computing = Computing()
+        self._retractions = Retractions(
+            self._state, self._backups, self._loads, lambda: self._attachment, config.batch_pages
+        )
 
     def register_pools(self, entries: Sequence[PoolEntry]) -> None:
         """Add pools, all or none, before anything was cached, handed out or asked for.
@@ -126,6 +130,11 @@ class HybridCacheController:
         return self._fetches
 
     @property
+    def retractions(self) -> Retractions:
+        """The requests that were taken off the device."""
+        return self._retractions
+
+    @property
     def storage_host_pool(self) -> HostPool:
         """The anchor's physical host pool: never the group, which is `mem_pool_host`."""
         return self.mem_pool_host.storage_host_pool
@@ -148,10 +157,9 @@ class HybridCacheController:
 
     def computed(self, span: Span, after: Event | None) -> None:
         """New pages are in the tree, at the end of `span` (from page 0): write them through, if that is the policy."""
+        self._computing.add(after)
         if self._config.write_policy == "write_through":
             self.write(span, after)
-        elif self._config.write_policy == "write_through_selective":
-            self._computing.add(after)
 
     def used(self, span: Span) -> None:
         """A span (from page 0) is used: write through what was used often enough, if that is the policy.
@@ -162,6 +170,11 @@ class HybridCacheController:
             pages = self._state.tree.often_used(span, self._config.write_through_hits)
             self._backups.start(Span(span.node, 0, pages), self._computing.all())
         self._store(span)
+
+    def written(self, after: Event | None) -> Event | None:
+        """What a copy of any page waits for, besides `after`; None if nothing."""
+        pending = [event for event in (self._computing.all(), after) if event is not None]
+        return AllOf(pending) if pending else None
 
     def load(self, span: Span, waiter: Waiter) -> LoadBack | None:
         """Load what resuming at the end of `span` (from page 0) lacks on the device. None when there is no room."""
@@ -215,6 +228,7 @@ class HybridCacheController:
         if self._attachment is None:
             return
         self._prefetches.end_all()
+        self._retractions.leave_store()
         self._detached.append((self._state.dispatcher.newest_id, self._attachment.store))
         self._attachment = None
         self._close_detached()

@@ -28,6 +28,15 @@ class Counters:
     fetch_refused_pages: int = 0
     prefetches: int = 0
     prefetch_deadlines: int = 0
+    retraction_backups: int = 0
+    """Requests that left the device, for the host or storage."""
+    retraction_restores: int = 0
+    retraction_spilled: int = 0
+    """Of those that left, the ones that the host had no room for and storage was asked to take."""
+    retraction_refused: int = 0
+    """Times that neither host nor storage could take a request."""
+    retraction_lost: int = 0
+    """Requests that left and could not be brought back: they are computed again."""
 
     def snapshot(self) -> dict[str, int]:
         """The counts by name; hits by tier as `hit_tokens_device` and so on."""

@@ -61,20 +61,29 @@ class Loads:
 
         None, with nothing taken, when the device has no room for it.
         """
-        missing = {pool: self._missing(span, pool) for pool in self._state.pools}
+        started = self.start_with(span, self._required(span), {}, waiter)
+        return None if started is None else started[0]
+
+    def start_with(
+        self, span: Span, starts: Mapping[PoolName, int], more: Mapping[PoolName, int], waiter: Waiter
+    ) -> tuple[LoadBack, Mapping[PoolName, Int32Array]] | None:
+        """Load what `span` has on the host alone, in each pool from its page in `starts` on, and take `more` slots.
+
+        All in one reservation. Returns the load and the slots taken besides; None, with nothing taken, on a shortage.
+        """
+        missing = {pool: self._missing(span, pool, starts[pool]) for pool in self._state.pools}
         joined, runs = self._join(span, missing)
         own = {pool: pages for pool, pages in missing.items() if pages.any()}
-        ops = joined
-        if own:
-            op = self._begin(span, own)
-            if op is None:
-                return None
-            ops = (*joined, op)
-            for pool, slots in op.device.items():
-                runs[pool][op.pages[pool]] = slots
+        begun = self._begin(span, own, more)
+        if begun is None:
+            return None
+        op, taken = begun
+        ops = joined if op is None else (*joined, op)
+        for pool, slots in ({} if op is None else op.device).items():
+            runs[pool][own[pool]] = slots
         for one in ops:
             one.waiters.append(waiter)
-        return LoadBack(ops, runs)
+        return LoadBack(ops, runs), taken
 
     def leave(self, ops: tuple[LoadOp, ...], waiter: Waiter) -> None:
         """The waiter has gone; the loads go on."""
@@ -90,10 +99,14 @@ class Loads:
                 self._state.counters.load_failed += 1
                 self._unlist(op)
 
-    def _missing(self, span: Span, pool: PoolName) -> BoolArray:
-        required = self._coverages[pool].required(span.stop, self._page_size)
-        missing: BoolArray = self._state.slots(span, pool, Tier.DEVICE) == HOLE
-        missing[: required.start] = False
+    def _required(self, span: Span) -> dict[PoolName, int]:
+        """Per pool, the first page that resuming at the end of a span needs."""
+        return {pool: coverage.required(span.stop, self._page_size).start for pool, coverage in self._coverages.items()}
+
+    def _missing(self, span: Span, pool: PoolName, start: int) -> BoolArray:
+        device = self._state.slots(span, pool, Tier.DEVICE)
+        missing: BoolArray = (device == HOLE) & (self._state.slots(span, pool, Tier.HOST) != HOLE)
+        missing[:start] = False
         return missing
 
     def _join(
@@ -117,22 +130,30 @@ class Loads:
                     pages[page] = False
         return tuple(ops.values()), runs
 
-    def _begin(self, span: Span, pages: Mapping[PoolName, BoolArray]) -> LoadOp | None:
+    def _begin(
+        self, span: Span, pages: Mapping[PoolName, BoolArray], more: Mapping[PoolName, int]
+    ) -> tuple[LoadOp | None, Mapping[PoolName, Int32Array]] | None:
         state = self._state
+        counts = {pool: int(wanted.sum()) for pool, wanted in pages.items()}
+        demand = {pool: counts.get(pool, 0) + more.get(pool, 0) for pool in (*pages, *more)}
         with ExitStack() as undo:
             receipt = state.tree.pin_from(span, Pin.HOST, state.starts(span, pages))
             undo.callback(state.tree.unpin, receipt)
-            reservation = state.group.reserve({pool: int(wanted.sum()) for pool, wanted in pages.items()}, Tier.DEVICE)
+            reservation = state.group.reserve(demand, Tier.DEVICE)
             if reservation is None:
                 return None
             undo.enter_context(reservation)
-            device = {pool: DeviceSlots(reservation.slots[pool]) for pool in pages}
+            taken = {pool: reservation.slots[pool][counts.get(pool, 0) :] for pool in more}
+            if not pages:
+                reservation.commit()
+                return None, taken
+            device = {pool: DeviceSlots(reservation.slots[pool][: counts[pool]]) for pool in pages}
             host = {pool: HostSlots(state.slots(span, pool, Tier.HOST)[wanted]) for pool, wanted in pages.items()}
             op = LoadOp(span, receipt, pages, device, host, LayerProgress(state.group.layer_count))
             self._submit(op)
             reservation.commit()
             undo.pop_all()
-        return op
+        return op, taken
 
     def _submit(self, op: LoadOp) -> None:
         state = self._state

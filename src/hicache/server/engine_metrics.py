@@ -20,6 +20,8 @@ FAILURES = frozenset(
         "fetch_failed_pages",
         "fetch_refused_pages",
         "prefetch_deadlines",
+        "retraction_refused",
+        "retraction_lost",
     }
 )
 """Counters of the cache that each shrink a hit."""
@@ -50,6 +52,7 @@ class EngineCollector(Collector):
         )
         yield _gauge("hicache_transfers_in_flight", "Transfers between tiers that have not settled", stats.in_flight)
         yield _gauge("hicache_open_matches", "Requests that hold pages of the cache", stats.open_matches)
+        yield _gauge("hicache_retracted_requests", "Requests that are off the device for a while", stats.retracted)
         yield _gauge("hicache_pins", "Locks held on cached pages", stats.pins)
         yield from _counted(stats, core)
         yield _gauge("hicache_storage_attached", "1 while pages are stored", int(stats.storage is not None))

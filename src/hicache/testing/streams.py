@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from hicache.errors import ClosedError
-from hicache.transfer import Backup, Completion, Load, Message
+from hicache.transfer import Backup, Completion, Event, Load, Message
 from hicache.transfer.work import run
 
 
@@ -28,7 +28,7 @@ class VirtualStream:
     """Work in order. `step` runs the next piece, unless it waits for an event of another stream."""
 
     def __init__(self) -> None:
-        self._work: deque[tuple[VirtualEvent | None, Callable[[], None]]] = deque()
+        self._work: deque[tuple[Event | None, Callable[[], None]]] = deque()
 
     def __len__(self) -> int:
         return len(self._work)
@@ -37,7 +37,7 @@ class VirtualStream:
         """Add a piece of work."""
         self._work.append((None, work))
 
-    def wait_event(self, event: VirtualEvent) -> None:
+    def wait_event(self, event: Event) -> None:
         """What is enqueued from now on runs only after `event`."""
         self._work.append((event, lambda: None))
 
@@ -56,7 +56,7 @@ class VirtualStream:
         if not self._work:
             return False
         event, work = self._work[0]
-        if event is not None and not event.passed:
+        if event is not None and not event.query():
             return False
         self._work.popleft()
         work()
@@ -83,7 +83,7 @@ class StreamExecutor:
         if self._closed:
             raise ClosedError("the stream executor was closed; build a new cache")
         stream = self._stream(message)
-        if isinstance(message, Backup) and isinstance(message.after, VirtualEvent):
+        if isinstance(message, Backup) and message.after is not None:
             stream.wait_event(message.after)
         stream.enqueue(lambda: self._end(message))
 

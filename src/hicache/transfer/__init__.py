@@ -1,13 +1,25 @@
 """A slot is reused only after the transfer that touches it has settled, in every pool."""
 
 from hicache.transfer.executor import Executor
-from hicache.transfer.messages import Backup, Completion, Event, Fetch, Load, Message, Query, Store, StoredPages
+from hicache.transfer.messages import (
+    Backup,
+    Completion,
+    Delete,
+    Event,
+    Fetch,
+    Load,
+    Message,
+    Query,
+    Store,
+    StoredPages,
+)
 from hicache.transfer.progress import LayerProgress
 from hicache.transfer.threads import ThreadExecutor
 
 __all__ = [
     "Backup",
     "Completion",
+    "Delete",
     "Event",
     "Executor",
     "Fetch",

@@ -74,7 +74,16 @@ class Query:
     keys: Mapping[PoolName, tuple[StorageKey, ...]]
 
 
-Message: TypeAlias = Backup | Load | Store | Fetch | Query
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Pages that nobody will ask of L3 any more. Runs after the stores that were submitted before it."""
+
+    id: int
+    store: PageStore
+    keys: tuple[StorageKey, ...]
+
+
+Message: TypeAlias = Backup | Load | Store | Fetch | Query | Delete
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from typing import assert_never
 
 import numpy as np
 
-from hicache.transfer.messages import Backup, Completion, Fetch, Load, Message, Query, Store
+from hicache.transfer.messages import Backup, Completion, Delete, Fetch, Load, Message, Query, Store
 from hicache.units import BoolArray, PoolName
 
 log = logging.getLogger("hicache.transfer")
@@ -38,6 +38,9 @@ def _run(message: Message) -> dict[PoolName, BoolArray]:
             return {part.pool: message.store.read(part.keys, part.pages).ok for part in message.content}
         case Query():
             return {pool: message.store.contains(keys) for pool, keys in message.keys.items()}
+        case Delete():
+            message.store.delete(message.keys)
+            return {}
     assert_never(message)
 
 
