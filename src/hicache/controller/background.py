@@ -10,7 +10,7 @@ from hicache.tree import Span
 from hicache.units import BoolArray, PoolName, Tier
 
 STEP_PAGES = 256
-"""The most pages of a pool that one step begins to copy."""
+"""The most pages that one step begins to copy for the sake of one pool."""
 
 
 class Background:
@@ -42,24 +42,26 @@ class Background:
                 self._write(pool, over)
 
     def _write(self, pool: PoolName, pages: int) -> None:
+        left = dict.fromkeys(self._state.pools, STEP_PAGES) | {pool: pages}
         for span in self._state.tree.dirty(pool, pages):
-            if pages <= 0:
+            if min(left.values()) <= 0:
                 return
             if not self._state.tree.holds(span):
                 continue
-            part = self._first(Span(span.node, 0, span.stop), pages)
+            part = self._first(Span(span.node, 0, span.stop), left)
             lacking = self._backups.lacking(part)
             if not self._make_room(lacking) or not self._backups.start(part):
                 return
-            pages -= max((int(wanted.sum()) for wanted in lacking.values()), default=0)
+            for name, wanted in lacking.items():
+                left[name] -= int(wanted.sum())
 
-    def _first(self, span: Span, most: int) -> Span:
+    def _first(self, span: Span, most: Mapping[PoolName, int]) -> Span:
         """The span, cut off where a pool would have more than `most` pages to copy: heads are copied first."""
         stop = span.stop
-        for wanted in self._backups.lacking(span).values():
+        for pool, wanted in self._backups.lacking(span).items():
             places = np.flatnonzero(wanted)
-            if len(places) > most:
-                stop = min(stop, span.start + int(places[most]))
+            if len(places) > most[pool]:
+                stop = min(stop, span.start + int(places[most[pool]]))
         return Span(span.node, span.start, stop)
 
     def _make_room(self, lacking: Mapping[PoolName, BoolArray]) -> bool:
