@@ -62,6 +62,10 @@ def test_a_small_pool_is_enough(model, slots):
     assert is_exact(executor(model, slots=slots), VOCABULARY)
 
 
+def test_a_pool_of_one_page_is_taken_for_inexact(model):
+    assert not is_exact(executor(model, slots=3), VOCABULARY)
+
+
 def test_a_long_page_is_enough(model):
     geometry = PoolGeometry(GEOMETRY.layers, tokens_per_slot=640)
     assert is_exact(executor(model, geometry=geometry, slots=6), VOCABULARY)

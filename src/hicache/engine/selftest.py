@@ -18,13 +18,16 @@ def is_exact(executor: Executor, vocabulary: int) -> bool:
     """Whether a random prompt's logits and KV have equal bits: computed whole, in chunks, in a batch, padded further.
 
     Uses the pools' first slots, which no request may have yet, and leaves them zeroed. Small pools get a shorter
-    prompt. Recurrent state is computed in pieces that follow the chunks: a model that has any is not tried.
+    prompt. Recurrent state is computed in pieces that follow the chunks: a model that has any is not tried, nor one with
+    a pool of a single slot.
     """
     if executor.routes.state_pools:
         return False
     pools = [executor.pools[name] for name in executor.routes.sights]
     page_tokens = pools[0].geometry.tokens_per_slot
     pages = min(*((pool.slots - RESERVED_SLOTS) // 2 for pool in pools), -(-PROMPT_TOKENS // page_tokens))
+    if not pages:
+        return False
     count = min(PROMPT_TOKENS, pages * page_tokens)
     tokens = np.random.default_rng(0).integers(0, vocabulary, count).astype(np.uint32)
     slots = np.arange(RESERVED_SLOTS, RESERVED_SLOTS + 2 * pages, dtype=np.int32)
