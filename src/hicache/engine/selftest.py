@@ -18,8 +18,8 @@ def is_exact(executor: Executor, vocabulary: int) -> bool:
     """Whether a random prompt's logits and KV have equal bits: computed whole, in chunks, in a batch, padded further.
 
     Uses the pools' first slots, which no request may have yet, and leaves them zeroed. Small pools get a shorter
-    prompt. Recurrent state is computed in pieces that follow the chunks: a model that has any is not tried, nor one with
-    a pool of a single slot.
+    prompt. Recurrent state is computed in pieces that follow the chunks: a model that has any is not tried, nor is a
+    pool of a single slot.
     """
     if executor.routes.state_pools:
         return False
