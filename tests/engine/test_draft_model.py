@@ -130,6 +130,16 @@ def test_what_a_hit_has_brought_is_not_computed_again(monkeypatch):
     end(bench)
 
 
+def test_an_answer_that_ends_where_a_page_does_leaves_that_page():
+    """The last guess was right, and the draft had not run it: it does before the page is shared."""
+    bench, ids = drafted("llama", 4), prompt(40)
+    whole = ids + bench.ask(ids, 9, ignore_eos=True).tokens
+    match = bench.cache.match_prefix(np.array([*whole, 0], np.uint32), bench._namespace)
+    assert match.device_tokens == 48
+    bench.cache.release(match)
+    end(bench)
+
+
 def test_nothing_is_guessed_from_what_has_not_arrived():
     """A request that gave way resumes at its last token: its pages are still loading when the step is planned."""
     bench, ids = drafted("llama", 4), prompt(19)

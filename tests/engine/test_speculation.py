@@ -210,16 +210,16 @@ def test_when_memory_runs_out_all_get_their_tokens(family, expected):
 
 
 def test_guesses_take_no_memory_that_a_request_needs(expected):
-    """The pool is as large as the windows of two requests and what they compute: there is no room for guesses."""
+    """The pool is as large as the windows of two requests and what they compute: there is little room for guesses."""
     family, prompts = "mistral", [prompt(12, seed=seed) for seed in (1, 2)]
     answers = [expected(family, ids, 30) for ids in prompts]
     oracle = oracle_of(family, [ids + answer for ids, answer in zip(prompts, answers, strict=True)], most=PAGE * 3)
-    bench = bench_of(family, oracle, device_pages=7, host_pages=40)
+    bench = bench_of(family, oracle, device_pages=6, host_pages=40)
     asked = [bench.add(ids, 30, ignore_eos=True) for ids in prompts]
     bench.run()
     assert [one.tokens for one in asked] == answers
     assert bench.core.stats().preemptions == 0
-    assert 0 < len(oracle.asked) < bench.core.stats().decode_tokens
+    assert len(set(oracle.asked)) > 2
     end(bench)
 
 

@@ -204,7 +204,9 @@ class EngineCore:
         if sequence.missing > 1 and budget <= 0:
             return None
         room = self._drafting.room(sequence)
-        if room and sequence.reserve(1 + room):
+        while room and not sequence.reserve(1 + room):
+            room //= 2
+        if room:
             sequence.refusals = 0
             return _Work(sequence, 1, room)
         tokens = sequence.chunk(budget)
