@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from hicache.cache.match import Match, solid
+from hicache.cache.account import solid
+from hicache.cache.match import Match
 from hicache.controller import HybridCacheController
 from hicache.controller.parcels import Return, Shared, Stage
 from hicache.transfer import Event
