@@ -15,6 +15,7 @@ from hicache.errors import ConfigError
 from hicache.tree import NO_WISH, POLICIES, EvictionPolicy, Pin, RadixTree, Wish
 from hicache.tree.policies import CostAware, S3Fifo, Slru
 from hicache.tree.priority import Priority
+from hicache.tree.view import View
 from hicache.units import Tier
 from tests.tree.trees import NAMESPACE, PAGE, look, put, slots, tokens, tree_of
 from tests.tree.twins import CostTwin, FifoTwin, LfuTwin, LruTwin, PriorityTwin, S3FifoTwin, SlruTwin
@@ -317,3 +318,66 @@ def test_a_policy_can_start_again_with_another_tree(name: str):
     put(second, "xy", 10)
     assert bounded_pages(second) == 0
     assert victims(second, 2) == [10, 11]
+
+
+# Nodes that are split or lose pages
+
+
+def cut(tree: RadixTree, prompt: str, pages: int) -> None:
+    """Splits a node, which uses nothing."""
+    tree.unpin(tree.pin(look(tree, prompt), Pin.HERE, pages))
+
+
+def test_both_parts_of_a_node_came_when_it_came():
+    tree = tree_of(policy=POLICIES["fifo"]())
+    put(tree, "abcd", 0)
+    put(tree, "xy", 10)
+    tree.touch(look(tree, "abcd"), 4)
+    cut(tree, "abcd", 2)
+    assert [victims(tree, 2) for _ in range(3)] == [[2, 3], [0, 1], [10, 11]]
+
+
+@pytest.mark.parametrize("make", [Slru, S3Fifo, Priority])
+def test_both_parts_of_a_node_stay_longer(make):
+    tree = tree_of(policy=make(), device_slots=20)
+    put(tree, "abcd", 0)
+    for _ in range(2):
+        tree.touch(look(tree, "abcd"), 4, Wish(1))
+    cut(tree, "abcd", 2)
+    assert bounded_pages(tree) == 4
+    assert victims(tree, 2) == [2, 3]
+    put(tree, "z", 10)
+    assert [victims(tree, 1) for _ in range(3)] == [[10], [1], [0]]
+
+
+@pytest.mark.parametrize("make", [lambda: Slru(0.5), lambda: S3Fifo(0.5), lambda: Priority(0.5)])
+def test_a_node_that_lost_pages_leaves_room_for_others(make):
+    tree = tree_of(policy=make(), device_slots=8)
+    for number, prompt in enumerate(("abcd", "xy")):
+        put(tree, prompt, 10 * number)
+        for _ in range(2):
+            tree.touch(look(tree, prompt), 4, Wish(1))
+        if number == 0:
+            assert victims(tree, 2) == [2, 3]
+    assert bounded_pages(tree) == 4
+
+
+def test_what_is_costly_goes_too_once_it_was_long_enough_of_no_use():
+    tree = tree_of(policy=CostAware(PAGE))
+    put(tree, "abcdefgh", 0)
+    gone = []
+    for number, page in enumerate("qrstuvwxyz", 10):
+        put(tree, page, number)
+        gone += victims(tree, 1)
+    assert 3 <= gone.index(7) <= 6
+
+
+def test_a_node_saves_what_lies_between_two_places_to_resume_at():
+    tree = tree_of(Full(), Checkpoint())
+    put(tree, "abcdefg", 0, only={"a": slots(None, 1, None, None, None, 5, None)})
+    for stop in (6, 4):
+        cut(tree, "abcdefg", stop)
+    view = View(tree._core)
+    saved = [view.tokens_saved(node) for node in tree._core.walk()]
+    assert saved == [(0, 2 * PAGE), (2 * PAGE, 6 * PAGE), (6 * PAGE, 6 * PAGE)]
+    assert [view.bytes_kept(node) for node in tree._core.walk()] == [PAGE * 5 / 2, PAGE * 3 / 2, PAGE / 2]
