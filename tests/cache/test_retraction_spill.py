@@ -14,6 +14,7 @@ from hicache.transfer import Backup, Fetch, Load, Store
 from hicache.units import Tier
 from tests.cache.retracting import (
     ANSWER,
+    PROMPT,
     Account,
     all_is_given_back,
     away,
@@ -120,6 +121,30 @@ def test_what_the_host_has_of_it_is_not_stored_again():
     world.cache.evict(Tier.HOST)
     hosts = {pool.pool: pool.cached for pool in world.cache.stats().pools if pool.tier is Tier.HOST}
     assert hosts == {"kv": 5}, "what it shares stays on the host"
+    world.cache.release(match)
+    all_is_given_back(world)
+
+
+@pytest.mark.parametrize("model", sorted(KINDS))
+def test_pages_behind_those_that_the_host_has_may_leave_the_tree(model):
+    world, _ = world_of(model)
+    world.serve(PROMPT[: 4 * (2 * PAGE + 1)])
+    empty_device(world)
+    match = running(world)
+    state = world.cache.controller.state
+    taken = state.group.reserve({pool: state.available(pool, Tier.HOST) - 1 for pool in pools(world)}, Tier.HOST)
+    retracted = world.cache.retraction_backup(match)
+    assert retracted is not None
+    world.settle()
+    taken.cancel()
+    world.cache.evict(Tier.DEVICE)
+    state.free_eviction(state.tree.flush())
+    world.serve(PROMPT[:4] + PROMPT[: 4 * PAGE])
+    empty_device(world)
+    assert restored(world, retracted) == match.length_tokens
+    world.check(match)
+    assert world.decode(match, ANSWER, checkpoint=True)
+    world.check(match)
     world.cache.release(match)
     all_is_given_back(world)
 

@@ -7,7 +7,6 @@ from hicache.cache.match import Match
 from hicache.controller import HybridCacheController
 from hicache.controller.parcels import Return, Shared, Stage
 from hicache.transfer import Event
-from hicache.tree import Span
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +42,13 @@ def retract(controller: HybridCacheController, match: Match, after: Event | None
 def _spill(controller: HybridCacheController, match: Match, shared: Shared, last: Event | None) -> Retracted | None:
     """What the host lacks of what the match shares becomes its own: it goes to storage with the rest."""
     retractions = controller.retractions
-    clean = retractions.clean_pages(shared)
-    account = match.widened(shared, clean)
-    kept = Shared(
-        Span(shared.span.node, 0, clean), shared.starts, {pool: run[:clean] for pool, run in shared.expected.items()}
-    )
-    parcel = retractions.to_storage(kept, match.owned(), solid(account), match.receipts, controller.written(last))
+    clean = retractions.clean(shared)
+    account = match.widened(shared, clean.span.stop)
+    parcel = retractions.to_storage(clean, match.owned(), solid(account), match.receipts, controller.written(last))
     if parcel is None:
         controller.state.counters.retraction_refused += 1
         return None
-    match.leave_for_storage(parcel, parcel.shared, account, last)
+    match.leave_for_storage(parcel, clean, account, last)
     return Retracted(match)
 
 

@@ -83,10 +83,17 @@ class Retractions:
         parcel.device = {}
         parcel.stage = Stage.AWAY
 
-    def clean_pages(self, shared: Shared) -> int:
-        """How many pages the host has of what a request shares, up to the first that is on the device only."""
+    def clean(self, shared: Shared) -> Shared:
+        """The pages that the host has of what a request shares, up to the first that is on the device only.
+
+        None of them when no pool needs any: then nothing would pin them.
+        """
         dirty = np.logical_or.reduce(list(shared.dirty(self._state).values()))
-        return int(dirty.argmax()) if dirty.any() else len(dirty)
+        pages = int(dirty.argmax()) if dirty.any() else len(dirty)
+        if all(start >= pages for start in shared.starts.values()):
+            pages = 0
+        span = self._state.tree.narrow(Span(shared.span.node, 0, pages))
+        return Shared(span, shared.starts, {pool: run[:pages] for pool, run in shared.expected.items()})
 
     def to_storage(
         self, shared: Shared, own: Slots, source: Slots, receipts: list[Receipt], after: Event | None
