@@ -31,6 +31,7 @@ serve.chunk_tokens          --chunk-tokens          HICACHE_SERVE_CHUNK_TOKENS
 serve.snapshot_interval     --snapshot-interval     HICACHE_SERVE_SNAPSHOT_INTERVAL
 serve.draft                 --draft                 HICACHE_SERVE_DRAFT
 serve.draft_tokens          --draft-tokens          HICACHE_SERVE_DRAFT_TOKENS
+serve.preemption            --preemption            HICACHE_SERVE_PREEMPTION
 serve.threads               --threads               HICACHE_SERVE_THREADS
 serve.cache_folder          --cache-folder          HICACHE_SERVE_CACHE_FOLDER
 """

@@ -9,12 +9,13 @@ from hicache.builder import ModelDescription, build_kv_cache, full_attention
 from hicache.config import CacheConfig
 from hicache.device.torch import RESERVED_SLOTS, TorchDevicePool
 from hicache.engine import Chunk, SamplingParams
-from hicache.engine.core import CoreOptions, EngineCore
+from hicache.engine.core import EngineCore
 from hicache.engine.drafts import DraftPlan
 from hicache.engine.executor import Executor
 from hicache.engine.model import CausalModel
 from hicache.engine.request import Request
 from hicache.engine.speculation import Drafter
+from hicache.engine.work import CoreOptions
 from hicache.keys import Namespace
 from hicache.layout import PoolGeometry
 from hicache.storage import PageStore, StorageBackend

@@ -6,10 +6,10 @@ from functools import cache
 import numpy as np
 
 from hicache.builder import ModelDescription, describe_model
-from hicache.engine.core import CoreOptions
 from hicache.engine.model import CausalModel
 from hicache.engine.segment import TokenArray
 from hicache.engine.speculation import Lead
+from hicache.engine.work import CoreOptions
 from hicache.testing.families import build_tiny
 from hicache.units import Tier
 from tests.engine.bench import Bench

@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hicache.engine.core import CoreOptions
 from hicache.engine.executor import Executor
+from hicache.engine.work import CoreOptions
 from hicache.errors import InvariantError, StorageError
 from hicache.storage.memory import MemoryBackend
 from hicache.testing.simulator import FaultRates, SimulatedExecutor

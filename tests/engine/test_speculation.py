@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from hicache.engine.core import CoreOptions
+from hicache.engine.work import CoreOptions
 from tests.engine.bench import Bench, mixed_prompts
 from tests.engine.drafters import OPTIONS, Oracle, counted, source, tiny
 from tests.engine.tiny import PAGE, prompt

@@ -25,6 +25,8 @@ class Core:
     prefill_tokens: int = 32
     decode_tokens: int = 33
     preemptions: int = 34
+    retractions: int = 46
+    retracted: int = 47
     drafted_tokens: int = 45
     accepted_tokens: int = 44
     void_steps: int = 35

@@ -100,12 +100,14 @@ def test_metrics_count_requests_by_status(http: httpx.Client) -> None:
         ('hicache_engine_tokens_total{phase="prefill"}', 32),
         ('hicache_engine_tokens_total{phase="decode"}', 33),
         ("hicache_engine_preemptions_total", 34),
+        ("hicache_engine_retractions_total", 46),
         ("hicache_engine_drafted_tokens_total", 45),
         ("hicache_engine_accepted_tokens_total", 44),
         ('hicache_failures_total{kind="void_steps"}', 35),
         ('hicache_failures_total{kind="failed_requests"}', 36),
         ('hicache_engine_requests{state="running"}', 37),
         ('hicache_engine_requests{state="waiting"}', 38),
+        ('hicache_engine_requests{state="retracted"}', 47),
     ],
 )
 def test_metrics_show_what_the_cache_knows(http: httpx.Client, engine: FakeEngine, name: str, value: float) -> None:

@@ -148,6 +148,10 @@ class ServeConfig(Group):
         " the model's own MTP layers, or first-layers:N for its own first N layers, a demonstration. Not set: nothing.",
     )
     draft_tokens: int = Field(4, gt=0, le=32, description="The most tokens that are guessed at a time.")
+    preemption: Literal["retract", "recompute"] = Field(
+        "retract",
+        description="A request that gives way when memory runs out is kept on the host, or computed again.",
+    )
     threads: int | None = Field(None, gt=0, description="Threads that the model computes with. Not set: torch decides.")
     cache_folder: Path = Field(
         default_factory=_user_cache_folder,

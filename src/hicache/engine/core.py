@@ -3,97 +3,28 @@
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
 from hicache.cache import UnifiedRadixCache
-from hicache.controller import Prefetch
 from hicache.engine.drafting import Drafting
 from hicache.engine.executor import Executor, Output
 from hicache.engine.request import Request
-from hicache.engine.segment import TokenArray
 from hicache.engine.sequence import Sequence
 from hicache.engine.speculation import Drafter, choose, no_tokens
+from hicache.engine.work import CoreOptions, CoreStats, Done, Waiting, Work
 from hicache.errors import InvariantError
 
 log = logging.getLogger("hicache")
 
 T = TypeVar("T")
 
+RETRACTION_PATIENCE_S = 1.0
+"""How long a request waits for the slots of one that was retracted, before another gives way too."""
+
 PATIENCE_STEPS = 3
 """How often a request is refused memory while transfers may free some, before a younger one gives way."""
-
-
-@dataclass(frozen=True, slots=True)
-class CoreOptions:
-    """Limits of a step. A request that runs alone and still gets no memory for `stall_timeout_s` ends with an error.
-
-    `snapshot_interval`: prompt tokens between snapshots of recurrent state, beside those where reuse is likely.
-    """
-
-    max_running: int = 16
-    chunk_tokens: int = 512
-    snapshot_interval: int = 0
-    stall_timeout_s: float = 60.0
-
-
-@dataclass(slots=True)
-class CoreStats:
-    """Counts since the start, and how many requests run and wait now.
-
-    `drafted_tokens` were guessed by a drafter; the model chose `accepted_tokens` of them as well.
-    """
-
-    steps: int = 0
-    prefill_tokens: int = 0
-    decode_tokens: int = 0
-    drafted_tokens: int = 0
-    accepted_tokens: int = 0
-    preemptions: int = 0
-    void_steps: int = 0
-    finished_requests: int = 0
-    aborted_requests: int = 0
-    failed_requests: int = 0
-    running: int = 0
-    waiting: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class _Work:
-    """A sequence's part of a step: its next `tokens` tokens, and `drafts` behind them, for which there is `room`."""
-
-    sequence: Sequence
-    tokens: int
-    room: int = 0
-    drafts: TokenArray = field(default_factory=no_tokens)
-
-
-@dataclass(frozen=True, slots=True)
-class _Done:
-    """What came of it: `tokens` more of the sequence are computed."""
-
-    work: _Work
-    output: Output
-    tokens: int
-    prefill: bool
-
-    @property
-    def sequence(self) -> Sequence:
-        return self.work.sequence
-
-
-@dataclass(eq=False, slots=True)
-class _Waiting:
-    """A request in the queue, and what storage is asked for it."""
-
-    request: Request
-    ticket: Prefetch | None
-
-    @property
-    def ready(self) -> bool:
-        """Whether waiting longer brings no more of its prompt from storage."""
-        return self.ticket is None or self.ticket.done
 
 
 class EngineCore:
@@ -112,16 +43,18 @@ class EngineCore:
         self._drafting = Drafting(drafter)
         self._options = options
         self._clock = clock
-        self._waiting: list[_Waiting] = []
+        self._waiting: list[Waiting] = []
         self._running: list[Sequence] = []
+        self._away: list[Sequence] = []
         self._counts = CoreStats()
         self._crowded = False
         self._progress_s = clock()
+        self._retracted_s = clock()
 
     @property
     def has_work(self) -> bool:
         """Whether any request is unfinished."""
-        return bool(self._waiting or self._running)
+        return bool(self._waiting or self._running or self._away)
 
     @property
     def transfers_in_flight(self) -> int:
@@ -130,12 +63,13 @@ class EngineCore:
 
     def stats(self) -> CoreStats:
         """The numbers now."""
-        return replace(self._counts, running=len(self._running), waiting=len(self._waiting))
+        running, waiting, away = len(self._running), len(self._waiting), len(self._away)
+        return replace(self._counts, running=running, waiting=waiting, retracted=away)
 
     def add(self, request: Request) -> None:
         """Queue a request; what storage has of its prompt is fetched meanwhile."""
         ticket = self.cache.prefetch(request.tokens(0, request.length), request.namespace)
-        self._waiting.append(_Waiting(request, ticket))
+        self._waiting.append(Waiting(request, ticket))
         self._progress_s = self._clock()
 
     def abort(self, request_id: int) -> None:
@@ -145,6 +79,11 @@ class EngineCore:
             if waiting.ticket is not None:
                 self.cache.cancel_prefetch(waiting.ticket)
             waiting.request.abort()
+            self._counts.aborted_requests += 1
+        for sequence in [one for one in self._away if one.request.id == request_id]:
+            self._away.remove(sequence)
+            sequence.release()
+            sequence.request.abort()
             self._counts.aborted_requests += 1
         for sequence in [one for one in self._running if one.request.id == request_id]:
             sequence.share()
@@ -156,7 +95,7 @@ class EngineCore:
     def abort_all(self) -> None:
         """End every request."""
         waiting = [one.request.id for one in self._waiting]
-        for request_id in waiting + [one.request.id for one in self._running]:
+        for request_id in waiting + [one.request.id for one in (*self._away, *self._running)]:
             self.abort(request_id)
 
     def step(self) -> bool:
@@ -178,9 +117,9 @@ class EngineCore:
 
     # Planning
 
-    def _plan(self) -> list[_Work]:
+    def _plan(self) -> list[Work]:
         """What this step computes: a token of each that decodes, and prompts, oldest first, up to the chunk's size."""
-        work: list[_Work] = []
+        work: list[Work] = []
         budget = self._options.chunk_tokens
         for sequence in list(self._running):
             if sequence not in self._running:  # it gave way to an older one
@@ -198,7 +137,7 @@ class EngineCore:
             budget -= one.tokens
         return work
 
-    def _plan_one(self, sequence: Sequence, budget: int) -> _Work | None:
+    def _plan_one(self, sequence: Sequence, budget: int) -> Work | None:
         if not sequence.start():
             return None
         if sequence.missing > 1 and budget <= 0:
@@ -208,16 +147,20 @@ class EngineCore:
             room //= 2
         if room:
             sequence.refusals = 0
-            return _Work(sequence, 1, room)
+            return Work(sequence, 1, room)
         tokens = sequence.chunk(budget)
-        return _Work(sequence, tokens) if self._reserve(sequence, tokens) else None
+        return Work(sequence, tokens) if self._reserve(sequence, tokens) else None
 
     def _reserve(self, sequence: Sequence, tokens: int) -> bool:
         """Slots for the sequence's next tokens. Younger ones give way when there is no other way."""
         while not sequence.reserve(tokens):
+            if self._making_room():
+                return False
             sequence.refusals += 1
             if self.transfers_in_flight and sequence.refusals <= PATIENCE_STEPS:
                 return False
+            if sequence.give_up_drafts():
+                continue
             youngest = self._running[-1]
             if youngest is sequence:
                 return False
@@ -226,22 +169,50 @@ class EngineCore:
         return True
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Back to the head of the queue until another has ended; what it has computed stays cached if there is room."""
-        sequence.share()
-        self._leave(sequence)
-        self._waiting.insert(0, _Waiting(sequence.request, None))
+        """Off the device until another has ended: with all that was computed, if it can be kept whole.
+
+        Else back to the head of the queue; then what it has computed stays cached if there is room.
+        """
         self._crowded = True
         self._counts.preemptions += 1
+        if self._options.retract and sequence.retract():
+            self._running.remove(sequence)
+            self._away.insert(0, sequence)
+            self._retracted_s = self._clock()
+            self._counts.retractions += 1
+            return
+        sequence.share()
+        self._leave(sequence)
+        self._waiting.insert(0, Waiting(sequence.request, None))
 
-    def _stalled(self, work: list[_Work]) -> bool:
+    def _making_room(self) -> bool:
+        """Whether a retracted request is about to leave its slots. One that takes too long is not waited for."""
+        late = self._clock() - self._retracted_s > RETRACTION_PATIENCE_S
+        return not late and any(sequence.leaving for sequence in self._away)
+
+    def _come_back(self) -> Sequence | None:
+        """The oldest retracted request, if it can be brought back now."""
+        sequence = self._away[0]
+        if not sequence.restore():
+            return None
+        self._away.remove(sequence)
+        self._running.append(sequence)
+        return sequence
+
+    def _stalled(self, work: list[Work]) -> bool:
         """Whether a request that was admitted earlier still has to wait: then nobody overtakes it."""
         return len(work) < len(self._running)
 
-    def _admit(self, work: list[_Work]) -> Sequence | None:
-        """The next request whose stored pages are in, unless this step computes pages that it can use in the next."""
+    def _admit(self, work: list[Work]) -> Sequence | None:
+        """The oldest retracted request; without any the next whose stored pages are in.
+
+        Unless this step computes pages that it can use in the next.
+        """
         self._crowded = self._crowded and bool(self._running)
         if self._crowded or len(self._running) >= self._options.max_running:
             return None
+        if self._away:
+            return self._come_back()
         ready = next((one for one in self._waiting if one.ready), None)
         if ready is None:
             return None
@@ -257,7 +228,7 @@ class EngineCore:
         self._running.append(sequence)
         return sequence
 
-    def _shared_soon(self, request: Request, work: list[_Work]) -> int:
+    def _shared_soon(self, request: Request, work: list[Work]) -> int:
         """Tokens in full pages that `request` shares with what this step adds to the tree."""
         best = 0
         for one in work:
@@ -278,12 +249,12 @@ class EngineCore:
 
     # Computing
 
-    def _propose(self, work: list[_Work]) -> list[_Work]:
+    def _propose(self, work: list[Work]) -> list[Work]:
         """The same parts with guesses, where there is room."""
         drafts = self._drafting.propose({one.sequence: one.room for one in work if one.room})
         return [replace(one, drafts=drafts.get(one.sequence, no_tokens())) for one in work]
 
-    def _run(self, work: list[_Work]) -> list[tuple[_Work, Output]]:
+    def _run(self, work: list[Work]) -> list[tuple[Work, Output]]:
         """What came of each part of the step. If it fails, parts run alone, so that only the bad one ends."""
         try:
             segments = [one.sequence.segment(one.tokens, one.drafts) for one in work]
@@ -299,7 +270,7 @@ class EngineCore:
             self._fail(work[0].sequence, error)
             return []
 
-    def _finish_step(self, outputs: list[tuple[_Work, Output]]) -> None:
+    def _finish_step(self, outputs: list[tuple[Work, Output]]) -> None:
         chosen = [self._guard(one.sequence, partial(self._choose, one, output)) for one, output in outputs]
         kept = self._keep_states([one for one in chosen if one is not None])
         advanced = [one for one in kept if self._guard(one.sequence, partial(self._advance, one))]
@@ -307,7 +278,7 @@ class EngineCore:
         for one in advanced:
             self._guard(one.sequence, partial(self._share, one))
 
-    def _choose(self, one: _Work, output: Output) -> _Done | None:
+    def _choose(self, one: Work, output: Output) -> Done | None:
         """The sequence's next tokens, if all before them are computed. None: what the step ran on was not there."""
         sequence, request = one.sequence, one.sequence.request
         if not sequence.settle():
@@ -319,9 +290,9 @@ class EngineCore:
             self._counts.drafted_tokens += len(one.drafts)
             self._counts.accepted_tokens += choose(request, output.logits, one.drafts, self._clock())
             tokens = request.length - 1 - sequence.computed
-        return _Done(one, output, tokens, prefill)
+        return Done(one, output, tokens, prefill)
 
-    def _keep_states(self, done: list[_Done]) -> list[_Done]:
+    def _keep_states(self, done: list[Done]) -> list[Done]:
         """Recurrent state after a wrong draft is of no use: what was right is computed again, from the state before."""
         if not self._executor.routes.state_pools:
             return done
@@ -330,12 +301,12 @@ class EngineCore:
             if one.tokens == 1 + len(one.work.drafts):
                 one.sequence.keep_state(one.output)
             elif not one.sequence.request.finished:
-                again.append(_Work(one.sequence, one.tokens))
+                again.append(Work(one.sequence, one.tokens))
         if again:
             self._run(again)
         return [one for one in done if one.sequence in self._running]
 
-    def _advance(self, one: _Done) -> bool:
+    def _advance(self, one: Done) -> bool:
         one.sequence.advance(one.tokens)
         if one.prefill:
             self._counts.prefill_tokens += one.tokens
@@ -344,7 +315,7 @@ class EngineCore:
         self._drafting.follow(one.sequence, one.output.hidden[: one.tokens])
         return True
 
-    def _share(self, one: _Done) -> None:
+    def _share(self, one: Done) -> None:
         sequence, request = one.sequence, one.sequence.request
         if one.prefill:
             sequence.share()
@@ -367,7 +338,7 @@ class EngineCore:
             self._fail(sequence, error)
             return None
 
-    def _wait(self, work: list[_Work], layer: int) -> None:
+    def _wait(self, work: list[Work], layer: int) -> None:
         for one in work:
             one.sequence.wait(layer)
 
@@ -378,14 +349,15 @@ class EngineCore:
         self._counts.failed_requests += 1
 
     def _leave(self, sequence: Sequence) -> None:
-        self._running.remove(sequence)
+        (self._running if sequence in self._running else self._away).remove(sequence)
         sequence.release()
 
     def _check_progress(self) -> None:
         """The last way out: a request that nothing else keeps from running, and that still can't."""
         stuck_s = self._clock() - self._progress_s
-        if not self._running:
+        stuck = (*self._running, *self._away)
+        if not stuck:
             self._progress_s = self._clock()
         elif stuck_s > self._options.stall_timeout_s:
-            self._fail(self._running[0], TimeoutError(f"no device memory came free in {stuck_s:.0f} s"))
+            self._fail(stuck[0], TimeoutError(f"no device memory came free in {stuck_s:.0f} s"))
             self._progress_s = self._clock()

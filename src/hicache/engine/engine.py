@@ -13,11 +13,12 @@ from typing import TypeVar
 import numpy as np
 
 from hicache.cache import CacheStats
-from hicache.engine.core import CoreStats, EngineCore
+from hicache.engine.core import EngineCore
 from hicache.engine.model import Tokenizer
 from hicache.engine.request import Request
 from hicache.engine.stream import Stream
 from hicache.engine.types import Chunk, SamplingParams
+from hicache.engine.work import CoreStats
 from hicache.errors import CapacityError, ClosedError, ConfigError, InvariantError
 from hicache.keys import Namespace
 

@@ -14,7 +14,7 @@ from hicache.config import Settings, format_size
 from hicache.coverage import Full, Window
 from hicache.device.torch import RESERVED_SLOTS, TorchDevicePool, torch_dtype
 from hicache.engine.checkpoint import Checkpoint, open_checkpoint
-from hicache.engine.core import CoreOptions, EngineCore
+from hicache.engine.core import EngineCore
 from hicache.engine.default_model import find_model
 from hicache.engine.drafts import DraftPlan, DraftSettings, plan_draft
 from hicache.engine.engine import Engine, EngineInfo
@@ -23,6 +23,7 @@ from hicache.engine.model import Tokenizer, load_model, load_tokenizer
 from hicache.engine.routes import Routes
 from hicache.engine.selftest import is_exact
 from hicache.engine.token_pools import scratch_bytes
+from hicache.engine.work import CoreOptions
 from hicache.errors import ConfigError
 from hicache.keys import FingerprintMemo, Namespace, digest_parts
 from hicache.layout import PoolGeometry
@@ -147,7 +148,12 @@ def _start(
             ).splitlines(),
         ),
     )
-    options = CoreOptions(serve.max_running, _chunk_tokens(plan), snapshot_interval=serve.snapshot_interval)
+    options = CoreOptions(
+        serve.max_running,
+        _chunk_tokens(plan),
+        snapshot_interval=serve.snapshot_interval,
+        retract=serve.preemption == "retract",
+    )
     return Engine(EngineCore(cache, executor, options, drafter=drafter), tokenizer, info)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from hicache.cache import Load, Match, UnifiedRadixCache
+from hicache.cache import Load, Match, Retracted, UnifiedRadixCache
 from hicache.engine.executor import Executor, Output
 from hicache.engine.request import Request
 from hicache.engine.segment import Segment, StateSlots, TokenArray
@@ -45,6 +45,7 @@ class Sequence:
         self._kept: int | None = None
         self._load: Load | None = None
         self._settled = False
+        self._retracted: Retracted | None = None
         self._released = False
 
     @property
@@ -136,6 +137,11 @@ class Sequence:
         return Lead(request.tokens(0, request.length), self.computed, slots, self.trail, request.finished)
 
     @property
+    def speculates(self) -> bool:
+        """Whether it still has a drafter."""
+        return self._drafter is not None
+
+    @property
     def unsettled_page(self) -> bool:
         """Whether a page was filled that can't be shared until the drafter has come as far."""
         page = self._cache.page_size
@@ -154,8 +160,11 @@ class Sequence:
         if good < self._load.tokens:
             self._load = None
             self._resume(0)
+            if self._retracted is not None:
+                self._begin_again()
             return False
         self._settled = True
+        self._retracted = None
         self.request.use_cache(self._match.cached_tokens)
         return True
 
@@ -186,6 +195,44 @@ class Sequence:
         if (self._executor.routes.sees_less or late) and self._final // page > shared // page:
             self._share(snapshots=False)
 
+    def retract(self) -> bool:
+        """Leave the device with all that was computed. False: not now, or neither host nor storage can take it."""
+        if not self._settled:
+            return False
+        if self._snapshot is not None:
+            self._cache.drop_checkpoint(self._match, self._snapshot[0] // self._cache.page_size)
+            self._snapshot = None
+        self._retracted = self._cache.retraction_backup(self._match)
+        return self._retracted is not None
+
+    @property
+    def leaving(self) -> bool:
+        """Whether it was retracted and its device slots are not free yet."""
+        return self._retracted is not None and not self._retracted.settled
+
+    def restore(self) -> bool:
+        """Come back to the device, to go on where it was. False: ask again after the next poll."""
+        if self._retracted is None:
+            return True
+        self._load = self._cache.retraction_restore(self._retracted)
+        if self._load is None:
+            return False
+        self._settled = False
+        if self._state is not None:
+            self._state = self._snapshot_at(self.computed)
+        return True
+
+    def give_up_drafts(self) -> bool:
+        """Share pages that wait for a drafter which has failed, where only that lets pages behind a window go.
+
+        What it left of them may spoil later guesses, never a token. False if no page waits, or nothing would go.
+        """
+        if not (self.speculates and self.unsettled_page and self._executor.routes.sees_less) or self._lookahead:
+            return False
+        self._drafter = None
+        self._share(snapshots=False)
+        return True
+
     def release(self) -> None:
         """Give everything back. Once."""
         if not self._released:
@@ -214,10 +261,21 @@ class Sequence:
         self._state = None
         self.trail = Trail(tokens)
         if tokens:
-            pools = self._executor.routes.state_pools
-            self._state = {pool: int(self._match.slots(pool)[tokens // page - 1]) for pool in pools} or None
+            self._state = self._snapshot_at(tokens)
         if self._recurrent:
             self._stops = boundaries(page, tokens, self.request.length, self._interval, self._shared)
+
+    def _begin_again(self) -> None:
+        """What was kept of it is lost: match what is still cached, as any other request would."""
+        self._retracted = None
+        self._cache.release(self._match)
+        tokens = self.request.tokens(0, self.request.length)
+        self._match = self._cache.match_prefix(tokens, self.request.namespace)
+
+    def _snapshot_at(self, tokens: int) -> StateSlots | None:
+        """Where the recurrent state after `tokens` tokens was kept; None for a model without."""
+        page = tokens // self._cache.page_size - 1
+        return {pool: int(self._match.slots(pool)[page]) for pool in self._executor.routes.state_pools} or None
 
     def _wants_snapshot(self, stop: int) -> bool:
         if stop >= self.request.length and self.request.answer_tokens:

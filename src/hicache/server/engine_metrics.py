@@ -72,6 +72,7 @@ def _core(core: CoreCounts) -> Iterator[Metric]:
     requests = GaugeMetricFamily("hicache_engine_requests", "Requests in the engine now, by state", labels=("state",))
     requests.add_metric(("running",), core.running)
     requests.add_metric(("waiting",), core.waiting)
+    requests.add_metric(("retracted",), core.retracted)
     yield requests
     tokens = CounterMetricFamily("hicache_engine_tokens", "Tokens that were computed, by phase", labels=("phase",))
     tokens.add_metric(("prefill",), core.prefill_tokens)
@@ -83,6 +84,7 @@ def _core(core: CoreCounts) -> Iterator[Metric]:
     )
     yield _counter("hicache_engine_steps", "Steps that computed something", core.steps)
     yield _counter("hicache_engine_preemptions", "Requests that gave way to an older one", core.preemptions)
+    yield _counter("hicache_engine_retractions", "Of those, requests that were kept whole", core.retractions)
 
 
 def _pools(pools: tuple[PoolStats, ...]) -> Iterator[Metric]:

@@ -17,11 +17,12 @@ from hicache.cache import Match
 from hicache.config import CacheConfig
 from hicache.controller import Prefetch
 from hicache.device.torch import RESERVED_SLOTS, TorchDevicePool
-from hicache.engine.core import CoreOptions, EngineCore
+from hicache.engine.core import EngineCore
 from hicache.engine.executor import Executor
 from hicache.engine.request import Request
 from hicache.engine.sequence import Sequence as Computation
 from hicache.engine.types import Chunk, SamplingParams
+from hicache.engine.work import CoreOptions
 from hicache.keys import Namespace, page_keys
 from hicache.layout import PoolGeometry
 from hicache.storage import chain_keys
