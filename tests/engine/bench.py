@@ -1,7 +1,9 @@
 """A core that the test steps itself: no thread, any transfer executor, any sizes."""
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -56,7 +58,7 @@ class Answer:
 
 
 class Bench:
-    """A cache over torch pools and a core on top."""
+    """A cache over torch pools and a core on top. `settings` are of the cache, and take the place of all others."""
 
     def __init__(
         self,
@@ -73,6 +75,8 @@ class Bench:
         pool: Callable[[str, PoolGeometry, int], TorchDevicePool] = TorchDevicePool.page_first,
         draft: DraftPlan | None = None,
         drafter: Drafter | None = None,
+        settings: Mapping[str, Any] | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         pools: dict[str, TorchDevicePool] = {}
         options = options or CoreOptions(chunk_tokens=64)
@@ -82,13 +86,14 @@ class Bench:
             return pools[name]
 
         whole = description if draft is None else draft.description
-        config = CacheConfig(
-            device_size=(device_pages + RESERVED_SLOTS) * whole.slot_bytes,
-            host_size=host_pages * whole.slot_bytes,
-            page_size=PAGE,
-            transfer_timeout_s=timeout_s,
-            write_policy=write_policy,
-        )
+        given: dict[str, Any] = {
+            "device_size": (device_pages + RESERVED_SLOTS) * whole.slot_bytes,
+            "host_size": host_pages * whole.slot_bytes,
+            "page_size": PAGE,
+            "transfer_timeout_s": timeout_s,
+            "write_policy": write_policy,
+        }
+        config = CacheConfig(**{**given, **(settings or {})})
         self.cache = build_kv_cache(
             whole,
             config,
@@ -96,6 +101,7 @@ class Bench:
             reserved_slots=RESERVED_SLOTS,
             live_slots=options.max_running,
             executor=transfers,
+            clock=clock,
         )
         if backend is not None:
             self.cache.attach_storage_backend(PageStore(backend))
@@ -103,8 +109,13 @@ class Bench:
         if draft is not None:
             drafter = draft.start(model, pools, 1024)
         self.drafter = drafter
-        self.core = EngineCore(self.cache, self.executor, options, drafter=drafter)
-        self._namespace = replace(NAMESPACE, geometry=whole.fingerprint, draft_lookahead=whole.draft_lookahead)
+        self.core = EngineCore(self.cache, self.executor, options, clock, drafter)
+        self._namespace = replace(
+            NAMESPACE,
+            page_size=config.page_size,
+            geometry=whole.fingerprint,
+            draft_lookahead=whole.draft_lookahead,
+        )
         self._next_id = 0
 
     def add(self, ids: Sequence[int], max_tokens: int = 8, salt: str = "", **params) -> Answer:

@@ -15,7 +15,7 @@ from hicache.engine.sequence import Sequence
 from hicache.errors import ConfigError
 from hicache.storage import StorageBackend
 from hicache.storage.memory import MemoryBackend
-from hicache.testing.families import build_tiny
+from hicache.testing.families import build_tiny, write_tiny
 from hicache.units import DeviceSlots, Tier
 from tests.engine.bench import Bench
 from tests.engine.drafters import OPTIONS, Recorder, counted, forget_device, tiny
@@ -50,7 +50,7 @@ def end(bench: Bench) -> None:
     bench.core.close()
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3_text", "deepseek_v3"])
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "llama4_text", "deepseek_v3"])
 def test_the_model_itself_guesses_right(family):
     ids = prompt(45)
     bench = drafted(family, tiny(family)[1].layer_count)
@@ -274,6 +274,15 @@ def test_more_layers_than_there_are_is_refused(checkpoint, tmp_path, layers):
     target = open_checkpoint(checkpoint, "float32", PAGE)
     with pytest.raises(ConfigError, match=r"draft=first-layers:.*the model has 3 layers; give first-layers:1"):
         plan_draft(asked_for(f"first-layers:{layers}", tmp_path), target)
+
+
+def test_first_layers_that_can_not_be_run_alone_are_refused(tmp_path):
+    """Inputs of all layers come from one embedding."""
+    target = open_checkpoint(write_tiny("gemma4_text", tmp_path / "model"), "float32", PAGE)
+    with pytest.raises(ConfigError, match=r"draft=first-layers:5: model type 'gemma4_text' has one embedding"):
+        plan_draft(asked_for("first-layers:5", tmp_path), target)
+    for layers in ("6", "all"):
+        assert plan_draft(asked_for(f"first-layers:{layers}", tmp_path), target).shown.startswith("draft: ")
 
 
 def test_a_draft_that_can_not_be_one_is_refused_by_name(checkpoint, tmp_path):

@@ -261,6 +261,21 @@ def test_a_drafter_that_fails_costs_its_guesses_only(expected, caplog):
     end(bench)
 
 
+@pytest.mark.parametrize("fails", ["settle", "propose"])
+def test_a_drafter_that_fails_keeps_no_window_from_moving_on(expected, monkeypatch, fails):
+    """Pages wait for it to be shared, and only shared ones are let go behind a window: there is no room for all."""
+    ids = prompt(60)
+    oracle = oracle_of("gemma3_text", [ids])
+    monkeypatch.setattr(oracle, fails, lambda *given: 1 / 0)
+    small = {"window_ratio": 0.1, "device_size": 23 * tiny("gemma3_text")[1].slot_bytes}
+    bench = bench_of("gemma3_text", oracle, options=CoreOptions(max_running=2, chunk_tokens=8), settings=small)
+    assert bench.executor.pools["swa"].slots < 2 + 70 // PAGE
+    answers = [bench.add(ids, 30, ignore_eos=True) for _ in range(2)]
+    bench.run()
+    assert [one.tokens for one in answers] == [expected("gemma3_text", ids, 30)] * 2
+    end(bench)
+
+
 def test_a_step_that_fails_ends_the_request_that_made_it_fail(expected):
     """Parts of a step that run alone after a failure run with the same guesses."""
     prompts = [prompt(20, seed=seed) for seed in (1, 2)]

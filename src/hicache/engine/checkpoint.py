@@ -22,7 +22,8 @@ _NOT_IDENTITY = ("_name_or_path", "architectures", "dtype", "torch_dtype", "tran
 class Checkpoint:
     """What is known of a model before its weights are read. `end_of_text` are the ids that end an answer.
 
-    `mtp_layers`: how many layers behind the model's own guess tokens ahead.
+    `mtp_layers`: how many layers behind the model's own guess tokens ahead. `joint_layer_inputs`: one embedding holds
+    inputs of all layers, so that the first ones alone can't be run.
     """
 
     folder: Path
@@ -34,6 +35,7 @@ class Checkpoint:
     end_of_text: frozenset[int]
     weights_bytes: int
     mtp_layers: int
+    joint_layer_inputs: bool
 
     def namespace(self, dtype: str, page_size: int, memo: FingerprintMemo) -> Namespace:
         """What sets this model's pages apart. Reads the weights once; `memo` spares it later."""
@@ -64,6 +66,7 @@ def open_checkpoint(folder: Path, dtype: str, page_size: int) -> Checkpoint:
         end_of_text=_end_of_text(raw),
         weights_bytes=_parameters(folder) * (4 if dtype == "float32" else 2),
         mtp_layers=_mtp_layers(folder, config, description.layer_count),
+        joint_layer_inputs=bool(config.get("hidden_size_per_layer_input")),
     )
 
 

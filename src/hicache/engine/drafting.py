@@ -21,7 +21,7 @@ class Drafting:
 
     def room(self, sequence: Sequence) -> int:
         """How many drafts a sequence could use in the next step."""
-        return sequence.draft_room(self.drafter.most) if self.drafter is not None else 0
+        return sequence.draft_room(self.drafter.most) if self.drafter is not None and sequence.speculates else 0
 
     def propose(self, rooms: Mapping[Sequence, int]) -> Mapping[Sequence, TokenArray]:
         """Guesses for sequences that have slots for so many; none if the drafter fails."""
@@ -43,7 +43,7 @@ class Drafting:
 
     def settle(self, sequences: Iterable[Sequence]) -> None:
         """Have the drafter's state of pages that are to be shared. If that fails, they are shared later or not."""
-        behind = list(sequences)
+        behind = [one for one in sequences if one.speculates]
         if self.drafter is None or not behind:
             return
         try:

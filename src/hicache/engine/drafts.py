@@ -206,7 +206,7 @@ def _plan(asked: DraftSettings, target: Checkpoint) -> DraftPlan:
             raise ConfigError(f"the checkpoint of model type {target.model_type!r} has no MTP layers")
         plan = Mtp(target.description, target.mtp_layers, asked.most)
     elif asked.draft.startswith(_FIRST_LAYERS):
-        layers = _layers(asked.draft.removeprefix(_FIRST_LAYERS), target.description.layer_count)
+        layers = _layers(asked.draft.removeprefix(_FIRST_LAYERS), target)
         plan = FirstLayers(target.description, layers, asked.most)
     else:
         draft = open_checkpoint(find_model(asked.draft, asked.cache_folder), asked.dtype, asked.page_size)
@@ -217,12 +217,18 @@ def _plan(asked: DraftSettings, target: Checkpoint) -> DraftPlan:
     return plan
 
 
-def _layers(given: str, there: int) -> int:
-    if given == _ALL:
+def _layers(given: str, target: Checkpoint) -> int:
+    there = target.description.layer_count
+    if given == _ALL or given == str(there):
         return there
-    if given.isdecimal() and 1 <= int(given) <= there:
-        return int(given)
-    raise ConfigError(f"the model has {there} layers; give {_FIRST_LAYERS}1 to {_FIRST_LAYERS}{there}")
+    if not (given.isdecimal() and 1 <= int(given) <= there):
+        raise ConfigError(f"the model has {there} layers; give {_FIRST_LAYERS}1 to {_FIRST_LAYERS}{there}")
+    if target.joint_layer_inputs:
+        raise ConfigError(
+            f"model type {target.model_type!r} has one embedding for the inputs of all layers, so its first {given}"
+            f" can't be run alone; give another draft, or {_FIRST_LAYERS}{_ALL} to try it out"
+        )
+    return int(given)
 
 
 def _require_same_tokens(draft: Checkpoint, target: Checkpoint) -> None:

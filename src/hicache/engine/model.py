@@ -20,6 +20,7 @@ from hicache.errors import ConfigError
 _ATTENTION = "hicache_paged"
 _STEP = "hicache_step"
 _LAST = -1
+_LAYERS = "layers"
 _REASON_CHARACTERS = 500
 
 
@@ -101,14 +102,14 @@ class CausalModel:
 
     def first_layers(self, layers: int) -> "CausalModel":
         """A model made of its first `layers` layers and all that is not a layer. It shares the weights."""
-        decoder = self._module.get_decoder()
-        name = next(name for name, child in self._module.named_children() if child is decoder)
+        parts = self._module.named_children()
+        name, decoder = next((name, part) for name, part in parts if _LAYERS in dict(part.named_children()))
         config = copy.deepcopy(self._module.config)
         config.num_hidden_layers = layers
         kept = torch.nn.ModuleList([_twin(layer) for layer in decoder.layers[:layers]])
-        shorter, module = _twin(decoder, layers=kept), _twin(self._module)
+        shorter = _twin(decoder, **{_LAYERS: kept})
+        module = _twin(self._module, **{name: shorter})
         shorter.config = module.config = config
-        module._modules[name] = shorter
         return CausalModel(module)
 
 

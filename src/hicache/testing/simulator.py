@@ -106,6 +106,8 @@ class SimulatedExecutor:
 
     def _run(self, message: Message) -> Completion:
         completion = run(message)
+        if completion.error is not None:
+            return completion
         if self._random.random() < self._rates.fail:
             spoil(message, {pool: np.zeros(len(good), dtype=np.bool_) for pool, good in completion.good.items()})
             return Completion(message.id, error="simulated failure")
