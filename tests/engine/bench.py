@@ -110,7 +110,7 @@ class Bench:
             drafter = draft.start(model, pools, 1024)
         self.drafter = drafter
         self.core = EngineCore(self.cache, self.executor, options, clock, drafter)
-        self._namespace = replace(
+        self.namespace = replace(
             NAMESPACE,
             page_size=config.page_size,
             geometry=whole.fingerprint,
@@ -124,7 +124,7 @@ class Bench:
             answer.id,
             ids,
             SamplingParams(max_tokens=max_tokens, **params),
-            self._namespace.with_salt(salt),
+            self.namespace.with_salt(salt),
             Letters(),
             frozenset([EOS]),
             answer.chunks.append,
@@ -146,6 +146,14 @@ class Bench:
         answer = self.add(ids, max_tokens, **params)
         self.run()
         return answer
+
+    def settle_transfers(self) -> None:
+        """Poll until no transfer is in flight, computing nothing."""
+        for _ in range(200_000):
+            if not self.core.transfers_in_flight:
+                return
+            self.cache.poll()
+        raise AssertionError("transfers never settle")
 
     def settle(self) -> None:
         """Poll until no transfer is in flight."""

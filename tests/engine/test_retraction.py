@@ -12,6 +12,7 @@ from hicache.engine.work import CoreOptions
 from hicache.storage.memory import MemoryBackend
 from hicache.testing.families import TINY, build_tiny
 from hicache.testing.simulator import FaultRates, SimulatedExecutor
+from hicache.units import DeviceSlots, Tier
 from tests.engine.bench import Answer, Bench
 from tests.engine.tiny import PAGE, prompt
 
@@ -67,6 +68,48 @@ def test_answers_are_the_same_however_often_requests_give_way(family: str):
         assert stats.retractions == stats.preemptions == counters["retraction_restores"]
         assert (stats.retractions > 0) == (seed is not None)
         bench.core.close()
+
+
+def planned(bench: Bench, ids: list[int]) -> Answer:
+    """A request that has slots for its next step, whose load has settled, and that gives way before the step is run."""
+    answer = bench.add(ids, 20, ignore_eos=True)
+    while not bench.core._running or not bench.core._running[0]._settled:
+        bench.core.cache.poll()
+        bench.core._plan()
+    give_way(bench.core, 0)
+    return answer
+
+
+def test_a_snapshot_that_was_to_be_taken_when_a_request_gave_way_is_taken_later():
+    bench = family_bench("qwen3_next")
+    ids = prompt(PAGE + 3)
+    expected = bench.ask(ids, 20, ignore_eos=True, salt="alone").tokens
+    answer = planned(bench, ids)
+    bench.run()
+    again = bench.ask(ids, 20, ignore_eos=True)
+    assert answer.tokens == again.tokens == expected
+    assert again.cached["device"] == PAGE
+    bench.core.close()
+
+
+def test_a_request_that_gives_way_before_its_first_step_goes_on_from_the_snapshot_wherever_that_is_then():
+    bench = family_bench("qwen3_next")
+    expected = bench.ask(prompt(40), 20, ignore_eos=True).tokens
+    answer = planned(bench, prompt(40))
+    left = bench.core._away[0]._state
+    bench.settle_transfers()
+    bench.cache.evict(Tier.DEVICE)
+    others = bench.cache.match_prefix(np.array(prompt(16, 5), np.uint32), bench.namespace.with_salt("other"))
+    assert bench.cache.allocate(others, 16, checkpoint=True) is not None
+    bench.executor.pools["state"].zero(DeviceSlots(np.array([left["state"]], np.int32)))
+    bench.core.step()
+    assert bench.core._running[0]._match.slots("state")[32 // PAGE - 1] != left["state"]
+    bench.run()
+    assert answer.tokens == expected
+    bench.cache.release(others)
+    bench.settle()
+    bench.idle()
+    bench.core.close()
 
 
 def test_memory_that_is_short_is_made_by_retraction_and_nothing_is_computed_again(model):
