@@ -61,14 +61,22 @@ class CacheConfig(Group):
     device_size: Size = Field(1 << 30, gt=0, description="Device memory (L1) for all pools together.")
     host_size: Size = Field(2 << 30, gt=0, description="Host memory (L2) for all pools together.")
     host_arena: Literal["plain", "huge", "shared"] = Field(
-        "plain", description="Host memory from ordinary pages, from huge pages, or shared with other processes."
+        "plain",
+        description="Host memory from ordinary pages (plain), huge pages (huge), or shared with others (shared).",
     )
     page_size: int = Field(16, gt=0, le=1024, description="Tokens per page: what is hashed, stored and evicted as one.")
     window_ratio: float = Field(
-        0.5, gt=0, le=1, description="Pages of a sliding-window pool per page of a full-attention pool."
+        0.5,
+        gt=0,
+        le=1,
+        description="Pages of a sliding-window pool per page of a full-attention pool, in models that have both.",
     )
     checkpoint_share: float = Field(
-        0.25, gt=0, lt=1, description="The share of the bytes that goes to snapshots of recurrent state."
+        0.25,
+        gt=0,
+        lt=1,
+        description="The share of device_size and of host_size for snapshots, where a model keeps recurrent state"
+        " beside pages.",
     )
     storage_url: str | None = Field(
         None, repr=False, description="Where pages are stored (L3), such as file:./store. Not set: nothing is stored."
@@ -76,7 +84,8 @@ class CacheConfig(Group):
     storage_size: Size | None = Field(None, gt=0, description="The most bytes the store may hold. Not set: no limit.")
     write_policy: Literal["write_through", "write_through_selective", "write_back"] = Field(
         "write_through",
-        description="When pages are copied to host memory: when computed, when used again, or when evicted.",
+        description="When pages are copied to host memory: when computed (write_through), when used again"
+        " (write_through_selective), or when evicted (write_back).",
     )
     write_through_hits: int = Field(
         2,
@@ -90,7 +99,8 @@ class CacheConfig(Group):
         description="The share of a device pool that write_back leaves without host copies; the rest it copies early.",
     )
     eviction_policy: Literal["lru", "fifo", "lfu", "slru", "s3-fifo", "priority", "cost-aware"] = Field(
-        "lru", description="Which pages go first when a tier is full."
+        "lru",
+        description="Which pages go first when a tier is full: lru, fifo, lfu, slru, s3-fifo, priority or cost-aware.",
     )
     fetch_workers: int = Field(2, gt=0, le=64, description="Threads that read from the store; copies have theirs.")
     transfer_timeout_s: Seconds = Field(30.0, description="A copy that takes longer is given up, in seconds.")
@@ -130,8 +140,15 @@ class ServeConfig(Group):
         "127.0.0.1", min_length=1, description="The address to listen on; the default is this machine only."
     )
     port: int = Field(8000, ge=0, le=65535, description="The port to listen on; 0 takes any free one.")
-    dtype: Literal["float32", "bfloat16"] = Field("float32", description="What the model computes and caches in.")
-    max_running: int = Field(16, gt=0, le=1024, description="Requests that are computed at the same time.")
+    dtype: Literal["float32", "bfloat16"] = Field(
+        "float32", description="What the model computes and caches in: float32 or bfloat16."
+    )
+    max_running: int = Field(
+        16,
+        gt=0,
+        le=1024,
+        description="Requests that are computed at the same time. Each holds a state where a model has recurrent ones.",
+    )
     max_model_len: int | None = Field(
         None, gt=1, description="The most tokens of a prompt and its answer. Not set: what the model allows."
     )
@@ -147,7 +164,9 @@ class ServeConfig(Group):
         description="What guesses tokens ahead: a folder or hub id of a smaller model with the same tokenizer, mtp for"
         " the model's own MTP layers, or first-layers:N for its own first N layers, a demonstration. Not set: nothing.",
     )
-    draft_tokens: int = Field(4, gt=0, le=32, description="The most tokens that are guessed at a time.")
+    draft_tokens: int = Field(
+        4, gt=0, le=32, description="The most tokens that are guessed at a time; with mtp, at most one per MTP layer."
+    )
     preemption: Literal["retract", "recompute"] = Field(
         "retract",
         description="A request that gives way when memory runs out is kept on the host, or computed again.",
