@@ -140,15 +140,17 @@ def test_an_answer_that_ends_where_a_page_does_leaves_that_page():
     end(bench)
 
 
-def test_nothing_is_guessed_from_what_has_not_arrived():
+@pytest.mark.parametrize(("retract", "left"), [(False, 3), (True, 2)])
+def test_nothing_is_guessed_from_what_has_not_arrived(retract, left):
     """A request that gave way resumes at its last token: its pages are still loading when the step is planned."""
     bench, ids = drafted("llama", 4), prompt(19)
+    bench.core._options = replace(OPTIONS, retract=retract)
     asked = bench.add(ids, 30, ignore_eos=True)
     (sequence,) = steps_until(bench, computed=24)
     bench.core._preempt(sequence)
     while bench.core.transfers_in_flight:
         bench.cache.poll()
-    assert bench.cache.evict(Tier.DEVICE) == 3
+    assert bench.cache.evict(Tier.DEVICE) == left
     guessed = len(bench.drafter.guesses)
     bench.core.step()
     (sequence,) = bench.core._running
