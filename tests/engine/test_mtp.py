@@ -125,7 +125,7 @@ def test_the_state_in_the_pages_is_what_a_prompt_leaves(two):
     other.ask([*whole, 7, 7], 1)
     pages = []
     for one in (bench, other):
-        match = one.cache.match_prefix(np.array(whole, np.uint32), one._namespace)
+        match = one.cache.match_prefix(np.array(whole, np.uint32), one.namespace)
         assert match.device_tokens == 56
         pages.append(one.executor.pools["latent.draft0"].stage(match.slots()).view(np.float32))
         one.cache.release(match)
@@ -175,7 +175,7 @@ def test_only_rows_that_are_not_final_are_computed_again(two, monkeypatch):
 
 
 def shared_tokens(bench: Bench, ids: list[int]) -> int:
-    match = bench.cache.match_prefix(np.array(ids, np.uint32), bench._namespace)
+    match = bench.cache.match_prefix(np.array(ids, np.uint32), bench.namespace)
     bench.cache.release(match)
     return match.device_tokens
 

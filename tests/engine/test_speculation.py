@@ -161,7 +161,7 @@ def states_of(bench: Bench, ids: list[int], whole: list[int]) -> dict[tuple[str,
         bench.core.step()
         for sequence in bench.core._running:
             found["live", sequence.computed] = state(sequence._match.live_slots["state"])
-    match = bench.cache.match_prefix(np.array([*whole, 0], np.uint32), bench._namespace)
+    match = bench.cache.match_prefix(np.array([*whole, 0], np.uint32), bench.namespace)
     slots = match.slots("state").tolist()
     found |= {("snapshot", page): state(slot) for page, slot in enumerate(slots) if slot >= 0}
     bench.cache.release(match)
