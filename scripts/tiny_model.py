@@ -13,7 +13,7 @@ from hicache.testing.families import TINY, write_tiny
 
 
 def main() -> None:
-    """Write one checkpoint; raises FileExistsError when the folder has files already."""
+    """Write one checkpoint."""
     parser = argparse.ArgumentParser(description="Write a tiny random checkpoint of a model family.")
     parser.add_argument("family", choices=sorted(TINY), metavar="FAMILY", help=", ".join(sorted(TINY)))
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="where to write it; it must be empty or new")
@@ -21,7 +21,7 @@ def main() -> None:
     arguments = parser.parse_args()
     folder: Path = arguments.folder
     if folder.exists() and any(folder.iterdir()):
-        raise FileExistsError(f"{folder} is not empty; name another folder")
+        parser.error(f"{folder} is not empty; name another folder")
     write_tiny(arguments.family, folder, seed=arguments.seed)
     print(f"wrote a tiny {arguments.family} to {folder}")
 

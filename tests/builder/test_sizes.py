@@ -77,7 +77,8 @@ def test_reserved_slots_are_part_of_the_size():
             (FULL, DRAFT, STATE),
             {"live_slots": 4},
             r"one page \(28B over all token pools\) and 6 snapshots \(50B each over all pools; a live one for each of"
-            r" 4 running requests and 2 to keep\); give it 328B or more, or run fewer requests at a time$",
+            r" 4 running requests and 2 to keep\); give it 328B or more,"
+            r" or run fewer requests at a time \(max_running, in the server\)$",
         ),
         (
             (STATE,),

@@ -295,7 +295,7 @@ def test_a_draft_that_can_not_be_one_is_refused_by_name(checkpoint, tmp_path):
     deep = write_checkpoint(tmp_path / "deep", num_hidden_layers=5)
     with pytest.raises(ConfigError, match="the draft has 5 layers, its target 3"):
         plan_draft(asked_for(deep, tmp_path), target).description  # noqa: B018
-    with pytest.raises(ConfigError, match=r"draft=.*nowhere: model=.*nowhere"):
+    with pytest.raises(ConfigError, match=r"draft=.*nowhere: it is neither mtp nor first-layers:N"):
         plan_draft(asked_for(tmp_path / "nowhere", tmp_path), target)
     renamed = write_checkpoint(tmp_path / "renamed")
     words = (renamed / "tokenizer.json").read_text()

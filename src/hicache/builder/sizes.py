@@ -147,7 +147,7 @@ def _too_small(tier: _Tier, model: ModelDescription, pages_bytes: int, pages: in
         running = f"; a live one for each of {tier.live} running requests and {SPARE_SNAPSHOTS} to keep"
         count = "one snapshot" if tier.snapshots == 1 else f"{tier.snapshots} snapshots"
         least.append(f"{count} ({format_size(state_bytes)} each over all pools{running if tier.live else ''})")
-        advice = ", or run fewer requests at a time" if tier.live > 1 else ""
+        advice = ", or run fewer requests at a time (max_running, in the server)" if tier.live > 1 else ""
     reserved = f", and {tier.reserved} more of each are reserved" if tier.reserved else ""
     need = pages_bytes + tier.snapshots * state_bytes + tier.reserved * model.slot_bytes
     return ConfigError(

@@ -209,12 +209,21 @@ def _plan(asked: DraftSettings, target: Checkpoint) -> DraftPlan:
         layers = _layers(asked.draft.removeprefix(_FIRST_LAYERS), target)
         plan = FirstLayers(target.description, layers, asked.most)
     else:
-        draft = open_checkpoint(find_model(asked.draft, asked.cache_folder), asked.dtype, asked.page_size)
+        draft = open_checkpoint(_folder(asked), asked.dtype, asked.page_size)
         _require_same_tokens(draft, target)
         plan = DraftCheckpoint(target.description, draft, asked.dtype, asked.most)
     _ = plan.description  # it refuses what does not fit
     log.info("%s", plan.shown)
     return plan
+
+
+def _folder(asked: DraftSettings) -> Path:
+    try:
+        return find_model(asked.draft, asked.cache_folder)
+    except ConfigError as error:
+        raise ConfigError(
+            f"it is neither {_MTP} nor {_FIRST_LAYERS}N, and no folder or hub id of a checkpoint; give one of these"
+        ) from error
 
 
 def _layers(given: str, target: Checkpoint) -> int:

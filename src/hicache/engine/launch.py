@@ -130,7 +130,9 @@ def _start(
     executor = Executor(model, checkpoint.description, pools, max_model_len)
     drafter = plan.draft.start(model, pools, max_model_len) if plan.draft is not None else None
     exact = is_exact(executor, checkpoint.vocabulary)
-    if not exact:
+    if executor.routes.state_pools:
+        log.info("recurrent state is computed in pieces: chunking may change the last bits of logits")
+    elif not exact:
         log.warning("answers may depend on chunking and batch in their last bits: %s on this machine", serve.dtype)
     info = EngineInfo(
         model_name=_model_name(serve.model),

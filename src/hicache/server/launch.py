@@ -11,11 +11,10 @@ from contextlib import contextmanager
 
 import uvicorn
 
-from hicache.config import ServeConfig, Settings, format_size
+from hicache.config import ServeConfig, Settings
 from hicache.engine import Engine, create_engine
 from hicache.errors import ConfigError
 from hicache.server.app import build_app
-from hicache.units import Tier
 
 GRACE_S = 10
 """How long requests under way may go on when the server is asked to stop; then they end with an error that says so."""
@@ -104,19 +103,11 @@ class _Server(uvicorn.Server):
 
 def _announce(engine: Engine, settings: Settings, listener: socket.socket) -> None:
     lines = [f"hicache serves {engine.model_name}, prompts and answers of up to {engine.max_model_len} tokens"]
-    lines += [f"  {line}" for line in (*engine.info.sizes, *_host_sizes(engine, settings.cache.page_size))]
+    lines += [f"  {line}" for line in engine.info.sizes]
     lines.append(f"  storage: {settings.cache.storage_url or 'none; --storage-url file:./store keeps pages'}")
     lines += [f"  degraded: {line}" for line in engine.health()]
     lines += reached_at(*listener.getsockname()[:2])
     print("\n".join(lines), file=sys.stderr, flush=True)
-
-
-def _host_sizes(engine: Engine, page_size: int) -> list[str]:
-    return [
-        f"host {pool.pool}: {pool.slots} pages of {page_size} tokens, {format_size(pool.slots * pool.slot_bytes)}"
-        for pool in engine.stats().cache.pools
-        if pool.tier is Tier.HOST
-    ]
 
 
 def reached_at(host: str, port: int) -> list[str]:
