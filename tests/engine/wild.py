@@ -15,10 +15,10 @@ from hicache.config import CacheConfig
 from hicache.coverage import Full, Window
 from hicache.device.torch import RESERVED_SLOTS, TorchDevicePool
 from hicache.engine.checkpoint import open_checkpoint
-from hicache.engine.core import CoreOptions
 from hicache.engine.drafts import DraftPlan, DraftSettings, FirstLayers, plan_draft
 from hicache.engine.model import CausalModel, load_model
 from hicache.engine.segment import TokenArray
+from hicache.engine.work import CoreOptions
 from hicache.errors import ConfigError
 from hicache.storage.memory import MemoryBackend
 from hicache.testing.families import build_tiny, tiny_config
@@ -71,7 +71,8 @@ class Subject:
 
     @torch.inference_mode()
     def logits(self, tokens: Sequence[int]) -> torch.Tensor:
-        return self._plain(torch.tensor([list(tokens)]), use_cache=False).logits[0].float()
+        logits: torch.Tensor = self._plain(torch.tensor([list(tokens)]), use_cache=False).logits[0]
+        return logits.float()
 
     def next(self, tokens: Sequence[int]) -> int:
         key = tuple(tokens)
@@ -185,9 +186,7 @@ def setup(subject: Subject, random: np.random.Generator, *, drafts: bool, lossy:
         running, max(1, min(chunk, room)), interval, stall_timeout_s=PATIENCE, retract=bool(random.random() < 0.7)
     )
     settings["write_policy"] = str(random.choice(["write_through", "write_through_selective", "write_back"]))
-    settings["eviction_policy"] = str(
-        random.choice(["lru", "fifo", "lfu", "slru", "s3-fifo", "priority", "cost-aware"])
-    )
+    settings["eviction_policy"] = str(random.choice(list(POLICIES)))
     settings["write_back_watermark"] = float(random.choice([0.0, 0.5, 1.0]))
     settings["prefetch_batch_pages"] = int(random.integers(1, 6))
     storage = None
@@ -329,7 +328,7 @@ class Wild:
             head = one.prompt + one.answer.tokens
         else:
             head = self._documents[self.random.integers(3)][: self.random.integers(0, MOST_PROMPT)]
-        whole = head + self.random.integers(0, TOKENS, self.random.integers(1, 12)).tolist()
+        whole: list[int] = head + self.random.integers(0, TOKENS, self.random.integers(1, 12)).tolist()
         length = len(whole)
         if self.random.random() < 0.4:
             length = length // page * page + int(self.random.integers(-1, 2))
@@ -342,7 +341,7 @@ class Wild:
         if self.random.random() < 0.15:
             expected = self.subject.generate(prompt, most)
             stop = chr(0x4E00 + expected[self.random.integers(len(expected))])
-        salt = self.setup.salts[self.random.integers(len(self.setup.salts))]
+        salt = self.setup.salts[int(self.random.integers(len(self.setup.salts)))]
         stops = (stop,) if stop else ()
         answer = self.bench.add(prompt, most, ignore_eos=True, salt=salt, stop=stops)
         self.asked.append(Asked(prompt, most, stop, answer))
