@@ -102,7 +102,7 @@ def test_the_drafts_state_in_the_pages_is_what_it_computes_itself():
     bench = drafted("llama", 2)
     whole = ids + bench.ask(ids, 40, ignore_eos=True).tokens
     pool = bench.executor.pools["draft"]
-    match = bench.cache.match_prefix(np.array(whole, np.uint32), bench._namespace)
+    match = bench.cache.match_prefix(np.array(whole, np.uint32), bench.namespace)
     assert match.device_tokens == 56
     slots = match.slots("kv")
     kept = pool.stage(slots).view(np.float32)
@@ -134,7 +134,7 @@ def test_an_answer_that_ends_where_a_page_does_leaves_that_page():
     """The last guess was right, and the draft had not run it: it does before the page is shared."""
     bench, ids = drafted("llama", 4), prompt(40)
     whole = ids + bench.ask(ids, 9, ignore_eos=True).tokens
-    match = bench.cache.match_prefix(np.array([*whole, 0], np.uint32), bench._namespace)
+    match = bench.cache.match_prefix(np.array([*whole, 0], np.uint32), bench.namespace)
     assert match.device_tokens == 48
     bench.cache.release(match)
     end(bench)
