@@ -23,10 +23,10 @@ exact: .venv/ready-server
 	@$(BIN)/hicache bench exact $(EXACT_ARGS)
 
 test: .venv/ready-dev
-	@$(BIN)/python -m pytest $(TEST_ARGS)
+	@$(BIN)/python -m pytest -n auto --dist loadfile $(TEST_ARGS)
 
 full: .venv/ready-dev
-	@$(BIN)/python -m pytest --hypothesis-profile=full --timeout=3600 $(TEST_ARGS)
+	@$(BIN)/python -m pytest -n auto --dist loadfile --hypothesis-profile=full --timeout=3600 $(TEST_ARGS)
 
 lint: .venv/ready-dev
 	@$(BIN)/ruff check
