@@ -12,6 +12,7 @@ import torch
 from hicache.bench import exact
 from hicache.bench.exact import families, plan, refused, results, rig
 from hicache.builder import build_kv_cache
+from hicache.cache import Match
 from hicache.cli.main import main
 from hicache.controller.reclaim import Reclaimer
 from hicache.coverage import Window
@@ -21,10 +22,10 @@ from hicache.engine.sequence import Sequence
 from hicache.engine.token_pools import Sight
 from hicache.testing.families import TINY
 from hicache.tree import RadixTree, TreeMatch
-from hicache.units import Tier
+from hicache.units import DeviceSlots, Tier
 
 TINIEST = replace(plan.SHORT, hits=(4, 12, 20), chunkings=((5, 3),), chunked=16, prompt=29, answer=4)
-COLUMNS = ("bytes", "hits", "tokens", "chunks", "sidecars", "talk")
+COLUMNS = ("bytes", "hits", "tokens", "chunks", "sidecars", "talk", "retraction")
 
 
 @pytest.fixture(autouse=True)
@@ -147,6 +148,35 @@ def test_a_request_that_gives_nothing_back(monkeypatch: pytest.MonkeyPatch):
 
     monkeypatch.setattr(Sequence, "release", keep_the_last)
     assert "talk" in found("llama")
+
+
+@pytest.mark.parametrize(
+    ("family", "pool", "partial"), [("bamba", "state", False), ("llama", "kv", True), ("gemma3_text", "swa", True)]
+)
+def test_a_retracted_request_that_comes_back_without_its_newest_slot(
+    family: str, pool: str, partial: bool, monkeypatch: pytest.MonkeyPatch
+):
+    """The live state, or the page that is not full yet."""
+    arrive = Match.parcel_arrived
+
+    def lose_the_newest(self: Match, *, good: bool) -> None:
+        arrive(self, good=good)
+        newest = self.slots(pool)[-1] if partial else self.live_slots.get(pool)
+        if newest is not None:
+            device = self._state.group.get_entry(pool).device_pool
+            assert isinstance(device, TorchDevicePool)
+            device.zero(DeviceSlots(np.array([newest], np.int32)))
+
+    monkeypatch.setattr(Match, "parcel_arrived", lose_the_newest)
+    assert found(family) == {"retraction"}
+
+
+def test_retraction_that_did_not_go_through_storage(monkeypatch: pytest.MonkeyPatch):
+    take = rig.Rig.take
+    monkeypatch.setattr(rig.Rig, "take", lambda self, tier, *leave: take(self, tier) if tier is Tier.DEVICE else {})
+    row = families.measure("llama", TINIEST)
+    assert {check.name for check in row.checks if check.passed is False} == {"retraction"}
+    assert row.check("retraction").failures == ("nothing went through storage",)
 
 
 # What is printed

@@ -9,6 +9,7 @@ from pathlib import Path
 from hicache.bench.exact.chunks import check_chunks
 from hicache.bench.exact.plan import Plan
 from hicache.bench.exact.results import Check, PoolBytes, Row
+from hicache.bench.exact.retraction import check_retraction
 from hicache.bench.exact.sidecars import check_sidecars
 from hicache.bench.exact.subject import Subject
 from hicache.bench.exact.tokens import check_talk, check_tokens
@@ -31,6 +32,7 @@ def measure(family: str, plan: Plan) -> Row:
             *_attempt(("chunks",), lambda: (check_chunks(subject),)),
             *_attempt(("sidecars",), lambda: (check_sidecars(subject, stores / "sidecars"),)),
             *_attempt(("talk",), lambda: (check_talk(subject),)),
+            *_attempt(("retraction",), lambda: (check_retraction(subject, stores / "retraction"),)),
         ]
     pools = tuple(_bytes(pool) for pool in subject.description.pools)
     return Row(family, pools, tuple(checks), time.thread_time() - start_s)

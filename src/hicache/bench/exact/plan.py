@@ -14,7 +14,8 @@ class Plan:
     """`hits`: prefix lengths in tokens to resume at, full pages, ascending. `suffixes`: how many tokens follow those.
 
     `prompt` and `answer`: tokens of the questions asked. `chunkings`: tokens of the first chunks, the rest following
-    one by one, or, where the last is 0, at once.
+    one by one, or, where the last is 0, at once. `retracted`: how often a request is walked through with retractions,
+    and `retracted_answer`: tokens of its answer.
     """
 
     hits: tuple[int, ...]
@@ -24,6 +25,8 @@ class Plan:
     chunked: int
     chunkings: tuple[tuple[int, ...], ...]
     turns: int
+    retracted: int
+    retracted_answer: int
 
     def cuts(self, chunking: tuple[int, ...]) -> Iterator[int]:
         """Where the chunks of a chunking end."""
@@ -42,6 +45,8 @@ SHORT = Plan(
     chunked=34,
     chunkings=((13, 11), (5, 7, 20, 2, 0)),
     turns=2,
+    retracted=1,
+    retracted_answer=3,
 )
 FULL = Plan(
     hits=(4, 8, 12, 16, 20, 24, 40, 64),
@@ -51,4 +56,6 @@ FULL = Plan(
     chunked=61,
     chunkings=((), (13, 11), (1, 2, 3, 5, 8, 13), (5, 7, 20, 2, 0), (10, 10, 10, 10, 10, 0), (60, 0)),
     turns=4,
+    retracted=6,
+    retracted_answer=5,
 )

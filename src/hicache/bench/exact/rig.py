@@ -117,15 +117,42 @@ class Rig:
         Recurrent state is kept at `snapshots` too. What was computed goes into the tree with `keep` only. `salt` sets
         the prompt apart from equal ones; `stored`: what the store has is fetched first.
         """
-        request = self._request(tokens, 1, salt, lambda chunk: None)
+        with self.begin(tokens, 1, salt=salt, snapshots=snapshots, stored=stored) as (computation, match):
+            return self._compute(computation, match, [*cuts, len(tokens)], keep)
+
+    @contextmanager
+    def begin(
+        self, tokens: Sequence[int], answer: int, *, salt: str, snapshots: Sequence[int] = (), stored: bool = False
+    ) -> Iterator[tuple[Computation, Match]]:
+        """A prompt that is matched, to be computed by whoever asked; it is released at the end. As `compute`."""
+        request = self._request(tokens, answer, salt, lambda chunk: None)
         ticket = self._fetch(request) if stored else None
         match = self.cache.match_prefix(request.tokens(0, len(tokens)), request.namespace, ticket)
         computation = Computation(request, self.cache, match, self._executor, snapshots)
         try:
-            return self._compute(computation, match, [*cuts, len(tokens)], keep)
+            yield computation, match
         finally:
             computation.release()
             self.settle()
+
+    def run(self, computation: Computation, count: int) -> torch.Tensor:
+        """The logits of its next `count` tokens, which have slots: float32 [count, vocabulary]."""
+        segment = replace(computation.segment(count), logit_rows=count)
+        return self._executor.run([segment], computation.wait)[0].logits
+
+    def take(self, tier: Tier, leave: int = 0) -> Mapping[PoolName, Int32Array]:
+        """All free slots of a tier, in every pool but `leave`, until `give`. Nothing is evicted."""
+        group = self.cache.controller.mem_pool_host
+        free = {pool: group.get_entry(pool).side(tier).available() for pool in self.cache.controller.state.pools}
+        taken = group.reserve({pool: max(0, count - leave) for pool, count in free.items()}, tier)
+        if taken is None:
+            raise BrokenError(f"slots that are free in {tier.value} are not to be had")
+        return taken.commit()
+
+    def give(self, tier: Tier, slots: Mapping[PoolName, Int32Array]) -> None:
+        """Give back slots that were taken."""
+        state = self.cache.controller.state
+        (state.free_device if tier is Tier.DEVICE else state.free_host)(slots)
 
     def ask(self, *prompts: Sequence[int], answer: int) -> list[Answer]:
         """Greedy answers of `answer` tokens to prompts that are asked at the same time."""
@@ -224,8 +251,7 @@ class Rig:
             stop = next(stop for stop in stops if stop > computation.computed)
             count = computation.chunk(stop - computation.computed)
             self.until(partial(computation.reserve, count))
-            segment = replace(computation.segment(count), logit_rows=count)
-            logits.append(self._executor.run([segment], computation.wait)[0].logits)
+            logits.append(self.run(computation, count))
             if not computation.settle():
                 raise BrokenError(f"a load of {start} tokens came short")
             if not held:
