@@ -248,7 +248,6 @@ def test_pools_of_the_whole_prefix_come_first_and_every_pool_can_be_the_anchor()
         ({"model_type": "zamba"}, "is Mamba-1"),
         ({"model_type": "deepseek_v4"}, "model type 'deepseek_v4' has cache layers of its own"),
         ({"model_type": "minimax"}, "model type 'minimax' has a cache class of its own"),
-        ({"model_type": "gemma2"}, "model type 'gemma2' has soft-capped attention scores"),
         ({"model_type": "gemma3_text", "attn_logit_softcapping": 50.0}, "attn_logit_softcapping=50.0 has soft-capped"),
         ({"model_type": "gemma3_text", "use_bidirectional_attention": True}, "sees later tokens"),
         ({"model_type": "gemma4_text", "use_bidirectional_attention": "all"}, "sees later tokens"),

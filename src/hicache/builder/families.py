@@ -210,6 +210,12 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             patterns.listed(patterns.smollm3),
             _window_switch,
         ),
+        "gemma2": Family(
+            _WINDOWS,
+            _sizes(26, 2304, 8, 4, 256)
+            | {"sliding_window": 4096, "attn_logit_softcapping": 50.0, "full_attention_interval": 2},
+            patterns.every("full_attention_interval", FULL, SLIDING),
+        ),
         "gemma3_text": Family(
             _WINDOWS,
             _sizes(26, 2304, 8, 4, 256) | {"sliding_window": 4096, "sliding_window_pattern": 6},

@@ -8,7 +8,6 @@ from hicache.builder.families import FAMILIES
 from hicache.errors import ConfigError
 
 _MAMBA1 = "is Mamba-1: transformers ignores its saved state when a chunk has several tokens"
-_SOFT_CAP = "has soft-capped attention scores, which no attention function here computes"
 
 REFUSED: Mapping[str, str] = MappingProxyType(
     {
@@ -18,7 +17,6 @@ REFUSED: Mapping[str, str] = MappingProxyType(
         "zamba": _MAMBA1,
         "deepseek_v4": "has cache layers of its own in transformers, which also keep compressed blocks",
         "minimax": "has a cache class of its own in transformers and takes no other",
-        "gemma2": _SOFT_CAP,
     }
 )
 """Model types that are known and can't be kept, and why."""
@@ -33,10 +31,10 @@ _FOREIGN = {
     "conv_L_cache": "short convolution state",
     "sliding_window": "a sliding window",
     "per_layer_config": "layers that differ",
+    "attn_logit_softcapping": "soft-capped attention scores",
 }
 _NEVER = {
     "quantization_config": "has quantised weights, which are not run",
-    "attn_logit_softcapping": _SOFT_CAP,
     "is_encoder_decoder": "is an encoder and a decoder; a decoder alone is needed",
     "add_cross_attention": "attends to an encoder; a decoder alone is needed",
 }

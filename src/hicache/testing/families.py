@@ -114,6 +114,14 @@ _ALL = (
     _tiny("granite", _HEADS),
     _tiny("starcoder2", _HEADS, sliding_window=WINDOW),
     _tiny("smollm3", _HEADS),
+    _tiny(
+        "gemma2",
+        _HEADS,
+        sliding_window=WINDOW,
+        layer_types=[_SLIDING, _FULL] * 2,
+        attn_logit_softcapping=2.0,
+        final_logit_softcapping=None,
+    ),
     _tiny("gemma3_text", _HEADS, sliding_window=WINDOW, layer_types=[_SLIDING, _SLIDING, _SLIDING, _FULL]),
     _tiny(
         "gemma4_text",
