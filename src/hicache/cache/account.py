@@ -1,6 +1,7 @@
 """A request's account as it is: what it pins, waits for and was lent. Reading it changes nothing."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -17,22 +18,24 @@ from hicache.tree import Receipt, Span, TreeMatch, Wish
 from hicache.units import HOLE, DeviceSlots, Int32Array, PoolName, Tier
 
 
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """A prompt (little-endian uint32), what the tree had of it, its ticket if storage was asked, and what it wishes."""
+
+    namespace: Namespace
+    tokens: bytes
+    found: TreeMatch
+    prefetch: Prefetch | None
+    wish: Wish
+
+
 class Account:
     """What a request has and waits for. Slots are given by page, per pool."""
 
-    def __init__(
-        self,
-        state: State,
-        page_size: int,
-        namespace: Namespace,
-        tokens: bytes,
-        found: TreeMatch,
-        prefetch: Prefetch | None,
-        wish: Wish,
-    ) -> None:
+    def __init__(self, state: State, page_size: int, lookup: Lookup) -> None:
         self._state = state
         self._page_size = page_size
-        self._found = found
+        self._found = lookup.found
         self._receipts: list[Receipt] = []
         self._load: LoadBack | None = None
         self._unsettled = 0
@@ -45,13 +48,13 @@ class Account:
         self._parcel: Parcel | None = None
         self._shared: Shared | None = None
         self._away = False
-        self._hits = Hits(state, page_size, prefetch)
+        self._hits = Hits(state, page_size, lookup.prefetch)
         self.loads_begun = 0
-        self.namespace = namespace
-        self.wish = wish
-        self.tokens = tokens
+        self.namespace = lookup.namespace
+        self.wish = lookup.wish
+        self.tokens = lookup.tokens
         self.length_tokens = 0
-        self._span = state.tree.span(found, 0, 0)
+        self._span = state.tree.span(lookup.found, 0, 0)
 
     @property
     def device_tokens(self) -> int:

@@ -2,15 +2,14 @@
 
 from collections.abc import Mapping
 
-from hicache.cache.account import Account
+from hicache.cache.account import Account, Lookup
 from hicache.cache.lent import Lent
-from hicache.controller import LoadBack, Prefetch
+from hicache.controller import LoadBack
 from hicache.controller.dispatch import Retired
 from hicache.controller.parcels import Parcel, Return, Shared
 from hicache.controller.state import State
-from hicache.keys import Namespace
 from hicache.transfer import Event
-from hicache.tree import InsertResult, Pin, Receipt, Span, TreeMatch, Wish
+from hicache.tree import InsertResult, Pin, Receipt, Span, TreeMatch
 from hicache.units import HOLE, DeviceSlots, Int32Array, PoolName, Tier
 
 
@@ -20,18 +19,9 @@ class Match(Account):
     `length_tokens` is how far the account's slots reach: the usable prefix, and what `allocate` added.
     """
 
-    def __init__(
-        self,
-        state: State,
-        page_size: int,
-        namespace: Namespace,
-        tokens: bytes,
-        found: TreeMatch,
-        prefetch: Prefetch | None,
-        wish: Wish,
-    ) -> None:
-        super().__init__(state, page_size, namespace, tokens, found, prefetch, wish)
-        self._pin(found)
+    def __init__(self, state: State, page_size: int, lookup: Lookup) -> None:
+        super().__init__(state, page_size, lookup)
+        self._pin(lookup.found)
 
     # What follows is for the cache that made the match.
 

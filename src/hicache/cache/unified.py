@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
+from hicache.cache.account import Lookup
 from hicache.cache.audit import audit
 from hicache.cache.load import Load
 from hicache.cache.match import Match
@@ -120,7 +121,7 @@ class UnifiedRadixCache:
         raw = token_bytes(tokens)
         state = self._controller.state
         found = state.tree.match(namespace.fingerprint, raw, self._reusable_pages(raw))
-        match = Match(state, self._page_size, namespace, raw, found, prefetch, Wish(priority, ttl_s))
+        match = Match(state, self._page_size, Lookup(namespace, raw, found, prefetch, Wish(priority, ttl_s)))
         self._matches[id(match)] = match
         return match
 

@@ -80,15 +80,11 @@ class EngineCore:
                 self.cache.cancel_prefetch(waiting.ticket)
             waiting.request.abort()
             self._counts.aborted_requests += 1
-        for sequence in [one for one in self._away if one.request.id == request_id]:
-            self._away.remove(sequence)
-            sequence.release()
-            sequence.request.abort()
-            self._counts.aborted_requests += 1
-        for sequence in [one for one in self._running if one.request.id == request_id]:
-            sequence.share()
+        for sequence in [one for one in (*self._away, *self._running) if one.request.id == request_id]:
+            if sequence in self._running:
+                sequence.share()
+                self._crowded = False
             self._leave(sequence)
-            self._crowded = False
             sequence.request.abort()
             self._counts.aborted_requests += 1
 

@@ -20,7 +20,7 @@ from hicache.engine.segment import Rows, Segment, TokenArray
 from hicache.engine.speculation import Lead, Trail, no_tokens
 from hicache.engine.step import Memory, Step
 from hicache.engine.token_pools import Scratch
-from hicache.errors import ConfigError
+from hicache.errors import ConfigError, InvariantError
 from hicache.layout import PoolGeometry
 from hicache.units import PoolName
 
@@ -39,7 +39,7 @@ class _Part:
     def hidden(self) -> torch.Tensor:
         """The model's last hidden states of the rows' tokens."""
         if self.lead.trail.hidden is None:
-            raise AssertionError("rows of tokens whose hidden states nobody has handed on")
+            raise InvariantError("rows of tokens whose hidden states nobody has handed on")
         return self.lead.trail.hidden[: self.count]
 
     def segment(self, depth: int, guesses: Sequence[int], logit_rows: int) -> Segment:
@@ -123,8 +123,9 @@ class MtpDrafter:
             )
             step = Step(self._memory, rows, lambda layer: None)
             hidden, logits = self._layers.forward(depth, hidden[: rows.used], step)
-            for guess, row in zip(guesses, logits, strict=False):
-                guess.append(int(row.argmax()))
+            if logit_rows:
+                for guess, row in zip(guesses, logits, strict=True):
+                    guess.append(int(row.argmax()))
         return [np.array(guess, np.uint32) for guess in guesses]
 
 

@@ -10,6 +10,7 @@ from hicache.engine.request import Request
 from hicache.engine.segment import Segment, StateSlots, TokenArray
 from hicache.engine.snapshots import boundaries, next_stop
 from hicache.engine.speculation import Drafter, Lead, Trail
+from hicache.errors import InvariantError
 
 
 class Sequence:
@@ -213,7 +214,7 @@ class Sequence:
     def restore(self) -> bool:
         """Come back to the device, to go on where it was. False: ask again after the next poll."""
         if self._retracted is None:
-            return True
+            raise InvariantError(f"request {self.request.id} comes back, but it never left")
         self._load = self._cache.retraction_restore(self._retracted)
         if self._load is None:
             return False

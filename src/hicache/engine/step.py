@@ -111,10 +111,6 @@ class Step:
         """Takes a layer's new recurrent state [batch, ...]."""
         return self._state(layer_idx).put(self._routes.states[layer_idx][1], RECURRENT, recurrent_states)
 
-    def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
-        """Whether the sequences have recurrent state from before this step."""
-        return not any(state.begins for state in self.states.values())
-
     def is_recording_past(self, layer_idx: int) -> bool:
         """Never: a step that is not kept leaves no trace."""
         return False
