@@ -1,14 +1,13 @@
 """The tree says what is where and decides what goes: no I/O, no locks, no tensors; others act."""
 
 from collections.abc import Mapping, Sequence
-from typing import cast
 
 import numpy as np
 
 from hicache.errors import InvariantError
 from hicache.keys import page_keys
 from hicache.tree import evict as eviction
-from hicache.tree import fill, marks, pins, runs, use
+from hicache.tree import fill, marks, pins, reading, runs, use
 from hicache.tree.check import check
 from hicache.tree.core import Core
 from hicache.tree.freed import Freed
@@ -145,40 +144,13 @@ class RadixTree:
             if not where.path or start >= stop:
                 return np.full(max(0, stop - start), HOLE, np.int32)
             if start == 0:
-                quick = _joined(where.path, number, place, stop)
+                quick = reading.joined_slots(where.path, number, place, stop)
                 if quick is not None:
                     return quick
             node = where.path[-1]
         else:
             node = where.node
-        return self._slots_up(node, number, place, start, stop)
-
-    def _slots_up(self, node: Node, pool: int, tier: int, start: int, stop: int) -> Int32Array:
-        held: list[bytes] = []
-        high = stop
-        parent = node.parent
-        while parent is not None and high > start:
-            low = node.start
-            if low < high:
-                run = (node.device if tier == DEVICE else node.host)[pool]
-                if run is None or 4 * (high - low) > len(run):
-                    return self._sparse_slots(node, held, pool, tier, start, high)
-                held.append(run[4 * max(0, start - low) : 4 * (high - low)])
-                high = low
-            node, parent = parent, parent.parent
-        if high > start:
-            held.append(runs.HOLE_RUN * (high - start))
-        held.reverse()
-        return runs.array(b"".join(held))
-
-    def _sparse_slots(self, node: Node, below: list[bytes], pool: int, tier: int, start: int, stop: int) -> Int32Array:
-        """The slots up to page `stop` where nodes lack runs, joined with those `below`."""
-        slots = np.full(stop - start, HOLE, np.int32)
-        for piece, low, high in marks.pieces(self._core, node, start, stop):
-            run = (piece.device, piece.host)[tier][pool]
-            if run is not None:
-                slots[low - start : high - start] = runs.array(run)[low - piece.start : high - piece.start]
-        return runs.array(b"".join([slots.tobytes(), *reversed(below)]))
+        return reading.slots_up(core, node, number, place, start, stop)
 
     def namespace(self, span: Span) -> bytes:
         """The fingerprint of the namespace that a span lies in, 32 bytes."""
@@ -416,14 +388,3 @@ class RadixTree:
     def check(self) -> None:
         """Compares everything the tree counts with what it holds. Raises InvariantError on the first difference."""
         check(self._core)
-
-
-def _joined(path: Sequence[Node], pool: int, tier: int, stop: int) -> Int32Array | None:
-    """The first `stop` slots of a path, if all its nodes have a run and are what they were when matched."""
-    held = [node.device[pool] for node in path] if tier == DEVICE else [node.host[pool] for node in path]
-    if not all(held):
-        return None
-    there = cast(list[bytes], held)
-    joined = b"".join(there) if len(there) > 1 else there[0]
-    whole = path[-1].start * 4 + len(there[-1])
-    return np.frombuffer(joined, np.int32, stop) if len(joined) == whole and stop * 4 <= whole else None
