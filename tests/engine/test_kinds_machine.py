@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.wild import Subject, Wild, mtp_subject, subject
+from tests.engine.wild import Wild
+from tests.engine.wild_subject import Subject, mtp_subject, subject
 
 FAMILIES = (
     "llama",
