@@ -8,7 +8,8 @@ from hicache.builder import (
     state_pool,
 )
 from hicache.device.torch import TRASH_SLOT, TorchDevicePool
-from hicache.engine.segment import Rows, Segment
+from hicache.engine.rows import Rows
+from hicache.engine.segment import Segment
 from hicache.engine.states import CONV, RECURRENT, StateStep, copy_state
 from hicache.layout import TensorSpec
 

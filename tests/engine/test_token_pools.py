@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hicache.device.torch import TRASH_SLOT, TorchDevicePool
-from hicache.engine.segment import Rows, Segment
+from hicache.engine.rows import Rows
+from hicache.engine.segment import Segment
 from hicache.engine.token_pools import Scratch, Sight, TokenPoolStep
 from hicache.errors import InvariantError
 from hicache.layout import PoolGeometry, TensorSpec

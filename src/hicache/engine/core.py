@@ -8,8 +8,8 @@ from functools import partial
 from typing import TypeVar
 
 from hicache.cache import UnifiedRadixCache
+from hicache.engine.compute import Output, StepExecutor
 from hicache.engine.drafting import Drafting
-from hicache.engine.executor import Executor, Output
 from hicache.engine.request import Request
 from hicache.engine.sequence import Sequence
 from hicache.engine.speculation import Drafter, choose, no_tokens
@@ -33,7 +33,7 @@ class EngineCore:
     def __init__(
         self,
         cache: UnifiedRadixCache,
-        executor: Executor,
+        executor: StepExecutor,
         options: CoreOptions,
         clock: Callable[[], float] = time.monotonic,
         drafter: Drafter | None = None,

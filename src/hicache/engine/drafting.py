@@ -3,8 +3,7 @@
 import logging
 from collections.abc import Iterable, Mapping
 
-import torch
-
+from hicache.engine.compute import Hidden
 from hicache.engine.segment import TokenArray
 from hicache.engine.sequence import Sequence
 from hicache.engine.speculation import Drafter
@@ -36,7 +35,7 @@ class Drafting:
             return {}
         return {one: guess[:room] for (one, room), guess in zip(rooms.items(), guesses, strict=True)}
 
-    def follow(self, sequence: Sequence, hidden: torch.Tensor) -> None:
+    def follow(self, sequence: Sequence, hidden: Hidden) -> None:
         """Tokens of a sequence were computed: their last hidden states, [tokens, hidden size]."""
         if self.drafter is not None:
             self.drafter.follow(sequence.trail, hidden)

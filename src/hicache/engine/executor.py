@@ -9,7 +9,8 @@ from hicache.builder import ModelDescription
 from hicache.device.torch import TorchDevicePool
 from hicache.engine.model import CausalModel
 from hicache.engine.routes import Routes
-from hicache.engine.segment import Rows, Segment, StateSlots
+from hicache.engine.rows import Rows
+from hicache.engine.segment import Segment, StateSlots
 from hicache.engine.states import copy_state
 from hicache.engine.step import Memory, Step
 from hicache.engine.token_pools import Scratch

@@ -16,7 +16,8 @@ from hicache.coverage import Full
 from hicache.device.torch import TorchDevicePool
 from hicache.engine.model import MtpLayers
 from hicache.engine.routes import Routes
-from hicache.engine.segment import Rows, Segment, TokenArray
+from hicache.engine.rows import Rows
+from hicache.engine.segment import Segment, TokenArray
 from hicache.engine.speculation import Lead, Trail, no_tokens
 from hicache.engine.step import Memory, Step
 from hicache.engine.token_pools import Scratch
@@ -40,7 +41,8 @@ class _Part:
         """The model's last hidden states of the rows' tokens."""
         if self.lead.trail.hidden is None:
             raise InvariantError("rows of tokens whose hidden states nobody has handed on")
-        return self.lead.trail.hidden[: self.count]
+        states: torch.Tensor = self.lead.trail.hidden
+        return states[: self.count]
 
     def segment(self, depth: int, guesses: Sequence[int], logit_rows: int) -> Segment:
         """The rows at one depth, with the tokens that they look ahead to."""

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from hicache.cache import Load, Match, Retracted, UnifiedRadixCache
-from hicache.engine.executor import Executor, Output
+from hicache.engine.compute import Output, StepExecutor
 from hicache.engine.request import Request
 from hicache.engine.segment import Segment, StateSlots, TokenArray
 from hicache.engine.snapshots import boundaries, next_stop
@@ -25,7 +25,7 @@ class Sequence:
         request: Request,
         cache: UnifiedRadixCache,
         match: Match,
-        executor: Executor,
+        executor: StepExecutor,
         shared: Iterable[int] = (),
         snapshot_interval: int = 0,
         drafter: Drafter | None = None,

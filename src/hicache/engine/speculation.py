@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
-import torch
+import numpy.typing as npt
 
+from hicache.engine.compute import Hidden
 from hicache.engine.request import Request
 from hicache.engine.segment import TokenArray
 from hicache.units import DeviceSlots, PoolName
@@ -32,7 +33,7 @@ class Trail:
 
     ready: int = 0
     tried: TokenArray = field(default_factory=no_tokens)
-    hidden: torch.Tensor | None = None
+    hidden: Hidden | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ class Drafter(Protocol):
     def lookahead(self) -> int:
         """Tokens behind a page that the page's state depends on."""
 
-    def follow(self, trail: Trail, hidden: torch.Tensor) -> None:
+    def follow(self, trail: Trail, hidden: Hidden) -> None:
         """The model has computed tokens of a sequence: their last hidden states, [tokens, hidden size]."""
 
     def settle(self, leads: Sequence[Lead]) -> None:
@@ -78,14 +79,14 @@ class Drafter(Protocol):
         """
 
 
-def choose(request: Request, logits: torch.Tensor, drafts: TokenArray, now_s: float) -> int:
+def choose(request: Request, logits: npt.ArrayLike, drafts: TokenArray, now_s: float) -> int:
     """Lets the request choose its next tokens, as long as they are those drafted. Returns how many drafts were right.
 
     `logits` [len(drafts) + 1, vocabulary] are those of the last token that was known, and of the drafts. The request
     may end at any of them.
     """
     right = 0
-    for row, guess in zip(logits.numpy(), [*drafts.tolist(), None], strict=True):
+    for row, guess in zip(np.asarray(logits, np.float32), [*drafts.tolist(), None], strict=True):
         if request.advance(row, now_s) != guess:
             break
         right += 1

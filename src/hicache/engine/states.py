@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as functional
 
 from hicache.device.torch import ZERO_SLOT, TorchDevicePool
-from hicache.engine.segment import Rows
+from hicache.engine.rows import Rows
 from hicache.units import PoolName
 
 CONV = "conv"

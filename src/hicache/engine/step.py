@@ -12,7 +12,7 @@ import torch
 from hicache.device.torch import TorchDevicePool
 from hicache.engine.attention import Scoring, attend
 from hicache.engine.routes import Routes
-from hicache.engine.segment import Rows
+from hicache.engine.rows import Rows
 from hicache.engine.states import CONV, RECURRENT, StateStep
 from hicache.engine.token_pools import KV_BLOCK_TOKENS, Scratch, TokenPoolStep
 from hicache.errors import InvariantError

@@ -13,7 +13,8 @@ import torch
 
 from hicache.device.torch import TRASH_SLOT, ZERO_SLOT, TorchDevicePool, torch_dtype
 from hicache.engine.attention import score_bias
-from hicache.engine.segment import ROW_BLOCK, Rows, Segment, padded
+from hicache.engine.rows import Rows
+from hicache.engine.segment import ROW_BLOCK, Segment, padded
 from hicache.errors import InvariantError
 from hicache.layout import PoolGeometry, TensorSpec
 from hicache.units import HOLE, DeviceSlots, PoolName

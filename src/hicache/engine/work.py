@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from hicache.controller import Prefetch
-from hicache.engine.executor import Output
+from hicache.engine.compute import Output
 from hicache.engine.request import Request
 from hicache.engine.segment import TokenArray
 from hicache.engine.sequence import Sequence
