@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from hicache.errors import ConfigError, StorageError
-from hicache.storage import PageStore
+from hicache.storage import Cleared, PageStore
+from hicache.storage.codec import HEADER_BYTES
 from hicache.storage.file import FileBackend
-from hicache.testing.storage import get, put, sample_chain
+from hicache.testing.storage import SAMPLE_NAMESPACE, get, put, sample_chain
 from tests.storage.support import (
     PAGE_BYTES,
     REPOSITORY,
@@ -64,7 +65,7 @@ def test_a_store_of_another_version_is_refused_and_left_alone(tmp_path: Path):
     marker = tmp_path / "s" / "hicache-store.json"
     marker.write_text(json.dumps(json.loads(marker.read_text()) | {"version": 99}))
     before = snapshot(tmp_path)
-    with pytest.raises(ConfigError, match="version 99, this hicache uses version 1"):
+    with pytest.raises(ConfigError, match="version 99, this hicache uses version 2"):
         FileBackend(tmp_path / "s")
     assert snapshot(tmp_path) == before
 
@@ -320,7 +321,8 @@ def test_a_read_that_works_again_clears_the_doubt(tmp_path: Path):
 
 SHORT_WRITE = """
 import resource, sys
-from hicache.storage import PageStore
+from hicache.storage import Cleared, PageStore
+from hicache.storage.codec import HEADER_BYTES
 from hicache.storage.file import FileBackend
 from hicache.testing.storage import sample_chain
 from tests.storage.support import load_pages, store_pages, value_bytes
@@ -378,3 +380,17 @@ def test_many_parts(tmp_path: Path):
     assert backend.read([key], [[buffer[i : i + 1] for i in range(2000)]]).ok.all()
     assert buffer == value
     backend.close()
+
+
+def test_what_cannot_be_cleared_is_counted_and_not_reported(tmp_path: Path):
+    disk, keys = FailingDisk(), sample_chain(3)
+    backend = FileBackend(tmp_path / "s", disk=disk, retry_s=1.0)
+    store = PageStore(backend)
+    assert store_pages(store, keys) == [True] * 3
+    disk.errors["remove"] = errno.EIO
+    assert store.clear(SAMPLE_NAMESPACE) == Cleared(0, 0, 3)
+    assert not store.contains(keys).any()
+    assert store.health()
+    disk.errors.clear()
+    assert store.clear(SAMPLE_NAMESPACE) == Cleared(3, 3 * (PAGE_BYTES + HEADER_BYTES), 0)
+    store.close()

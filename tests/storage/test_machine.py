@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from hicache.storage import PageStore, StorageKey
 from hicache.storage.chains import entry_id
 from hicache.storage.file import FileBackend
-from hicache.testing.storage import sample_chain
+from hicache.testing.storage import SAMPLE_NAMESPACE, sample_chain
 from tests.storage.support import FailingDisk, FakeClock, files_below, load_pages, page_file, store_pages, value_bytes
 
 SIZE_BYTES = 300
@@ -78,6 +78,17 @@ class StoreMachine(RuleBasedStateMachine):
     def delete(self, i: int, key: StorageKey) -> None:
         was_there = self.there(key)
         assert self.store(i).delete([key])[0] == (was_there and "remove" not in self.disk.errors)
+
+    @rule(i=st.integers(0, 1))
+    def clear(self, i: int) -> None:
+        there = [key for key in EVERY if self.there(key)]
+        cleared = self.store(i).clear(SAMPLE_NAMESPACE)
+        if "remove" in self.disk.errors:
+            assert cleared.pages == 0
+            assert not self.store(i).contains(EVERY).any()
+        else:
+            assert (cleared.pages, cleared.left_pages) == (len(there), 0)
+            assert not any(self.there(key) for key in EVERY)
 
     @rule(key=any_key, how=st.sampled_from(["cut", "empty", "longer", "flip", "gone"]), where=st.floats(0, 0.999))
     def damage(self, key: StorageKey, how: str, where: float) -> None:

@@ -1,12 +1,13 @@
 """A page is there whole and checked, or it is not there."""
 
 from hicache.storage.page_store import PageStore, PageStoreStats
-from hicache.storage.protocol import Buffers, ReadResult, StorageBackend, StorageKey, chain_keys
+from hicache.storage.protocol import Buffers, Cleared, ReadResult, StorageBackend, StorageKey, chain_keys
 from hicache.storage.registry import BackendSpec, StoreLocation, backend_names, open_store, register_backend
 
 __all__ = [
     "BackendSpec",
     "Buffers",
+    "Cleared",
     "PageStore",
     "PageStoreStats",
     "ReadResult",

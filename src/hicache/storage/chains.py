@@ -11,13 +11,17 @@ from hicache.storage.protocol import StorageKey
 from hicache.units import PoolName
 
 EntryId: TypeAlias = bytes
-"""Names a value in a store: page id (16 bytes), parent's page id (16), pool id (8). Digests, nothing a user chose."""
+"""Names a value in a store: page id (16 bytes), parent's page id (16), pool id (8), namespace id (8).
+
+Digests, nothing a user chose.
+"""
 
 PageId: TypeAlias = bytes
 
 PAGE_ID_BYTES = 16
 POOL_ID_BYTES = 8
-ENTRY_ID_BYTES = 2 * PAGE_ID_BYTES + POOL_ID_BYTES
+NAMESPACE_ID_BYTES = 8
+ENTRY_ID_BYTES = 2 * PAGE_ID_BYTES + POOL_ID_BYTES + NAMESPACE_ID_BYTES
 
 FORMAT_VERSION = 1
 """Version of the bytes of a value. It is part of every entry id: two versions never read each other's values."""
@@ -28,8 +32,15 @@ _PERSON = b"hicache page %d" % FORMAT_VERSION
 
 
 def entry_id(key: StorageKey) -> EntryId:
-    """The id under which a store keeps this key's value; 40 bytes. Stable over processes and machines."""
-    return _page_id(key.namespace, key.page) + _page_id(key.namespace, key.parent) + _pool_id(key.pool)
+    """The id under which a store keeps this key's value; 48 bytes. Stable over processes and machines."""
+    pages = _page_id(key.namespace, key.page) + _page_id(key.namespace, key.parent)
+    return pages + _pool_id(key.pool) + namespace_id(key.namespace)
+
+
+@lru_cache(maxsize=1 << 10)
+def namespace_id(namespace: bytes) -> bytes:
+    """The last 8 bytes of the ids of all entries of a namespace."""
+    return blake2b(namespace, digest_size=NAMESPACE_ID_BYTES, person=_PERSON).digest()
 
 
 @lru_cache(maxsize=1 << 14)
@@ -82,6 +93,11 @@ class ChainIndex:
 
     def __iter__(self) -> Iterator[EntryId]:
         return iter(self._sizes)
+
+    def entries_in(self, namespace: bytes) -> list[EntryId]:
+        """The stored entries of a namespace (its fingerprint, 32 bytes)."""
+        last = namespace_id(namespace)
+        return [entry for entry in self._sizes if entry.endswith(last)]
 
     def size(self, entry: EntryId) -> int | None:
         """Bytes of a stored entry, None if it isn't stored."""

@@ -8,7 +8,7 @@ import numpy as np
 from hicache.errors import ConfigError
 from hicache.storage.chains import ChainIndex, EntryId, entry_id
 from hicache.storage.gate import Gate
-from hicache.storage.protocol import Buffers, ReadResult, StorageKey
+from hicache.storage.protocol import Buffers, Cleared, ReadResult, StorageKey
 from hicache.units import BoolArray
 
 
@@ -65,6 +65,13 @@ class MemoryBackend:
         """True: a value was there and is gone. Shape [keys]."""
         with self._gate, self._lock:
             return np.array([self._drop(entry_id(key)) for key in keys], dtype=np.bool_)
+
+    def clear(self, namespace: bytes) -> Cleared:
+        """Lets go of every value of a namespace."""
+        with self._gate, self._lock:
+            entries = self._index.entries_in(namespace)
+            size_bytes = sum(len(self._values[entry]) for entry in entries)
+            return Cleared(sum(self._drop(entry) for entry in entries), size_bytes)
 
     def health(self) -> tuple[str, ...]:
         """Memory that can be had is well."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from hicache.storage.codec import HEADER_BYTES, Verdict, check, encode_header
 from hicache.storage.gate import Gate
-from hicache.storage.protocol import ReadResult, StorageBackend, StorageKey
+from hicache.storage.protocol import Cleared, ReadResult, StorageBackend, StorageKey
 from hicache.units import BoolArray
 
 
@@ -96,6 +96,11 @@ class PageStore:
         """True: a page was there and is gone. Shape [keys]."""
         with self._gate:
             return self._backend.delete(keys)
+
+    def clear(self, namespace: bytes) -> Cleared:
+        """Deletes every page of a namespace (a fingerprint, 32 bytes). Bytes are those of values, headers included."""
+        with self._gate:
+            return self._backend.clear(namespace)
 
     def stats(self) -> PageStoreStats:
         """A snapshot of the counters."""

@@ -59,6 +59,18 @@ class ReadResult:
         return cls(*(np.zeros(pages, dtype=np.bool_) for _ in range(3)))
 
 
+@dataclass(frozen=True, slots=True)
+class Cleared:
+    """What was taken away: pages (one in each pool that had it), and their bytes as they were kept.
+
+    `left_pages` were to go as well and could not be removed.
+    """
+
+    pages: int = 0
+    size_bytes: int = 0
+    left_pages: int = 0
+
+
 class StorageBackend(Protocol):
     """Blocking and thread-safe: workers call it, the owner thread never does. Calls are batched, answers per page.
 
@@ -83,6 +95,12 @@ class StorageBackend(Protocol):
 
     def delete(self, keys: Sequence[StorageKey]) -> BoolArray:
         """True: a value was there and is gone. Shape [keys]."""
+
+    def clear(self, namespace: bytes) -> Cleared:
+        """Deletes every value of a namespace (a fingerprint, 32 bytes), whoever wrote it, and nothing else.
+
+        What is written meanwhile may stay.
+        """
 
     def health(self) -> tuple[str, ...]:
         """One sentence for each thing that is wrong now; empty when all is well."""

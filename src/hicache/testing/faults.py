@@ -11,7 +11,7 @@ from typing import TypeAlias
 import numpy as np
 
 from hicache.errors import StorageError
-from hicache.storage.protocol import Buffers, ReadResult, StorageBackend, StorageKey
+from hicache.storage.protocol import Buffers, Cleared, ReadResult, StorageBackend, StorageKey
 from hicache.units import BoolArray
 
 
@@ -22,6 +22,7 @@ class Operation(Enum):
     READ = "read"
     WRITE = "write"
     DELETE = "delete"
+    CLEAR = "clear"
 
 
 class Fault(Enum):
@@ -112,6 +113,10 @@ class FaultyBackend:
         gone[asked] = self.inner.delete([keys[i] for i in asked])
         return gone
 
+    def clear(self, namespace: bytes) -> Cleared:
+        """As the inner backend: `choose` is asked about single pages."""
+        return self.inner.clear(namespace)
+
     def health(self) -> tuple[str, ...]:
         """The inner backend's."""
         return self.inner.health()
@@ -172,6 +177,11 @@ class HeldBackend:
         self._pass(Operation.DELETE)
         return self.inner.delete(keys)
 
+    def clear(self, namespace: bytes) -> Cleared:
+        """As the inner backend, when it isn't held."""
+        self._pass(Operation.CLEAR)
+        return self.inner.clear(namespace)
+
     def health(self) -> tuple[str, ...]:
         """The inner backend's."""
         return self.inner.health()
@@ -221,6 +231,11 @@ class SlowBackend:
         self._sleep(self._delay_s(Operation.DELETE, len(keys)))
         return self.inner.delete(keys)
 
+    def clear(self, namespace: bytes) -> Cleared:
+        """As the inner backend, later."""
+        self._sleep(self._delay_s(Operation.CLEAR, 0))
+        return self.inner.clear(namespace)
+
     def health(self) -> tuple[str, ...]:
         """The inner backend's."""
         return self.inner.health()
@@ -265,6 +280,16 @@ class MeteredBackend:
     def delete(self, keys: Sequence[StorageKey]) -> BoolArray:
         """As the inner backend."""
         return self._count(Operation.DELETE, self.inner.delete(keys), ())
+
+    def clear(self, namespace: bytes) -> Cleared:
+        """As the inner backend."""
+        cleared = self.inner.clear(namespace)
+        with self._lock:
+            meter = self.meters[Operation.CLEAR]
+            meter.calls += 1
+            meter.pages += cleared.pages + cleared.left_pages
+            meter.good_pages += cleared.pages
+        return cleared
 
     def health(self) -> tuple[str, ...]:
         """The inner backend's."""

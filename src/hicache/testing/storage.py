@@ -192,6 +192,23 @@ class StorageBackendConformance:
             assert backend.write(keys, [[memoryview(b"c" * size_bytes)] for _ in keys]).all()
             assert backend.contains(keys).all()
 
+    def test_clearing_takes_one_namespace(self, tmp_path: Path) -> None:
+        """Every pool and chain of it goes and is counted, nothing of another does, and it can be written again."""
+        other = sha256(b"another namespace").digest()
+        ours = [*sample_chain(3), *sample_chain(2, pool="state"), *sample_chain(2, chain="b")]
+        theirs = sample_chain(3, namespace=other)
+        with self.opened(tmp_path) as backend:
+            assert backend.clear(SAMPLE_NAMESPACE).pages == 0
+            assert backend.write([*ours, *theirs], [[memoryview(b"x" * 100)]] * 10).all()
+            cleared = backend.clear(SAMPLE_NAMESPACE)
+            assert (cleared.pages, cleared.size_bytes, cleared.left_pages) == (7, 700, 0)
+            assert not backend.contains(ours).any()
+            assert [get(backend, key, 100) for key in ours] == [None] * 7
+            assert [get(backend, key, 100) for key in theirs] == [b"x" * 100] * 3
+            assert backend.clear(SAMPLE_NAMESPACE).pages == 0
+            assert put(backend, ours[0], b"again")
+            assert get(backend, ours[0], 5) == b"again"
+
     def test_it_carries_pages(self, tmp_path: Path) -> None:
         """PageStore on top: any contiguous memory goes in and comes back."""
         keys = sample_chain(4)
@@ -217,6 +234,7 @@ class StorageBackendConformance:
             lambda: backend.read(keys, buffers),
             lambda: backend.write(keys, buffers),
             lambda: backend.delete(keys),
+            lambda: backend.clear(SAMPLE_NAMESPACE),
         ):
             try:
                 call()

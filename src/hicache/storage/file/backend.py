@@ -21,13 +21,17 @@ from hicache.storage.file.folder import Folder, Temp, Writer
 from hicache.storage.file.journal import Change, Journal, Record
 from hicache.storage.file.trouble import Trouble
 from hicache.storage.gate import Gate
-from hicache.storage.protocol import Buffers, ReadResult, StorageKey
+from hicache.storage.protocol import Buffers, Cleared, ReadResult, StorageKey
 from hicache.units import BoolArray
 
 _LOG = logging.getLogger(__name__)
 
 _TOUCH_NS = 60_000_000_000
 """A file's time of last use is kept on disk this exactly."""
+
+
+_CLEARED_AT_ONCE = 256
+"""Files that are removed in one turn: other processes have theirs in between."""
 
 
 class FileBackend:
@@ -137,6 +141,21 @@ class FileBackend:
         """Removes files. True: one was there and is gone; what can't be removed is not reported any more."""
         with self._gate:
             return np.array([self._discard(entry_id(key)) for key in keys], dtype=np.bool_)
+
+    def clear(self, namespace: bytes) -> Cleared:
+        """Removes every file of a namespace; what can't be removed is at least not reported any more."""
+        with self._gate:
+            try:
+                with self._turn():
+                    entries = self._index.entries_in(namespace)
+            except OSError as error:
+                self._trouble.read_failed(error)
+                with self._lock:
+                    entries = self._index.entries_in(namespace)
+            parts = [entries[start : start + _CLEARED_AT_ONCE] for start in range(0, len(entries), _CLEARED_AT_ONCE)]
+            cleared = [self._clear(part) for part in parts]
+            pages, size_bytes = sum(one.pages for one in cleared), sum(one.size_bytes for one in cleared)
+            return Cleared(pages, size_bytes, sum(one.left_pages for one in cleared))
 
     def health(self) -> tuple[str, ...]:
         """Says whether writing is paused and why, and whether reading failed a short while ago."""
@@ -277,6 +296,22 @@ class FileBackend:
         except OSError as error:
             self._trouble.read_failed(error)
             return False
+
+    def _clear(self, entries: Sequence[EntryId]) -> Cleared:
+        """Removes some files in one turn."""
+        pages = size_bytes = tried = 0
+        self._suspects.update(entries)
+        try:
+            with self._turn():
+                for entry in entries:
+                    entry_bytes = self._index.size(entry) or 0
+                    removed = self._remove(entry)
+                    tried += 1
+                    pages += removed
+                    size_bytes += entry_bytes if removed else 0
+        except OSError as error:
+            self._trouble.read_failed(error)
+        return Cleared(pages, size_bytes, len(entries) - tried)
 
     def _forget(self, entry: EntryId) -> None:
         """The file is gone: another process, or the user, removed it."""

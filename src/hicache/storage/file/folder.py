@@ -9,18 +9,18 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from hicache.errors import ConfigError, StorageError
-from hicache.storage.chains import PAGE_ID_BYTES, EntryId
+from hicache.storage.chains import PAGE_ID_BYTES, POOL_ID_BYTES, EntryId
 from hicache.storage.file.disk import FILE_MODE, FOLDER_MODE, entries_of, make_folders
 
-STORE_VERSION = 1
+STORE_VERSION = 2
 """Version of the folder's layout: names, folders, journal."""
 
 MARKER = "hicache-store.json"
 
 _KIND = "hicache page store"
 _NEW_MARKER = re.compile(r"\.hicache-store-[0-9a-f]{16}")
-_PAGE_NAME = re.compile(r"([0-9a-f]{32})-([0-9a-f]{32})-([0-9a-f]{16})")
-_TEMP_NAME = re.compile(r"([0-9a-f]{16})-([0-9a-f]{16})-([0-9a-f]{80})-([0-9a-f]{1,16})")
+_PAGE_NAME = re.compile(r"([0-9a-f]{32})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{16})")
+_TEMP_NAME = re.compile(r"([0-9a-f]{16})-([0-9a-f]{16})-([0-9a-f]{96})-([0-9a-f]{1,16})")
 _WRITER_NAME = re.compile(r"([0-9a-f]{16})\.writer")
 
 
@@ -68,7 +68,8 @@ class Folder:
         """Where the entry's value lies: hex digits of digests, whatever names the key was made of."""
         digits = entry.hex()
         first, second = 2 * PAGE_ID_BYTES, 4 * PAGE_ID_BYTES
-        name = f"{digits[:first]}-{digits[first:second]}-{digits[second:]}"
+        third = second + 2 * POOL_ID_BYTES
+        name = f"{digits[:first]}-{digits[first:second]}-{digits[second:third]}-{digits[third:]}"
         return f"{self._pages}/{digits[0]}/{digits[1]}/{name}"
 
     def pages(self) -> Iterator[tuple[EntryId, os.stat_result]]:

@@ -15,7 +15,7 @@ from enum import Enum
 from hicache.storage.chains import ENTRY_ID_BYTES, EntryId
 from hicache.storage.file.disk import FILE_MODE
 
-_MAGIC = b"hicjnl01"
+_MAGIC = b"hicjnl02"
 _HEADER = struct.Struct("<8s8s")
 _RECORD = struct.Struct(f"<B{ENTRY_ID_BYTES}sQ")
 _LONGEST_BYTES = 4 << 20
