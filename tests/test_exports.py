@@ -26,6 +26,7 @@ EXPORTED = [
     "Namespace",
     "PoolEntry",
     "PoolTransfer",
+    "QueueFullError",
     "Retracted",
     "SidecarPoolSpec",
     "StorageError",

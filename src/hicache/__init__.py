@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from hicache.errors import ClosedError as ClosedError
     from hicache.errors import ConfigError as ConfigError
     from hicache.errors import InvariantError as InvariantError
+    from hicache.errors import QueueFullError as QueueFullError
     from hicache.errors import StorageError as StorageError
     from hicache.errors import TransferError as TransferError
     from hicache.keys import Namespace as Namespace
@@ -52,6 +53,7 @@ else:
         "ClosedError": "hicache.errors",
         "ConfigError": "hicache.errors",
         "InvariantError": "hicache.errors",
+        "QueueFullError": "hicache.errors",
         "StorageError": "hicache.errors",
         "TransferError": "hicache.errors",
         "Namespace": "hicache.keys",

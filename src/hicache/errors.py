@@ -13,6 +13,14 @@ class CapacityError(CacheError):
     """More was asked than can ever be there. Ask for less, or give the pool more memory."""
 
 
+class QueueFullError(CacheError):
+    """As many requests wait as may. Ask again: `retry_after_s`, whole seconds, says when that is likely to help."""
+
+    def __init__(self, message: str, retry_after_s: int) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
 class TransferError(CacheError):
     """A copy between tiers failed. The bytes at its destination are not to be used."""
 

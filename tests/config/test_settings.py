@@ -26,6 +26,7 @@ serve.host                  --host                  HICACHE_SERVE_HOST
 serve.port                  --port                  HICACHE_SERVE_PORT
 serve.dtype                 --dtype                 HICACHE_SERVE_DTYPE
 serve.max_running           --max-running           HICACHE_SERVE_MAX_RUNNING
+serve.max_waiting           --max-waiting           HICACHE_SERVE_MAX_WAITING
 serve.max_model_len         --max-model-len         HICACHE_SERVE_MAX_MODEL_LEN
 serve.chunk_tokens          --chunk-tokens          HICACHE_SERVE_CHUNK_TOKENS
 serve.snapshot_interval     --snapshot-interval     HICACHE_SERVE_SNAPSHOT_INTERVAL

@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from hicache.engine import Engine, SamplingParams
-from hicache.errors import CapacityError, ClosedError, ConfigError, InvariantError
+from hicache.engine import Ask, Engine, SamplingParams
+from hicache.errors import CapacityError, ClosedError, ConfigError, InvariantError, QueueFullError
 from hicache.units import Tier
 from tests.engine.bench import mixed_prompts
 from tests.engine.tiny import ask, collect, prompt, running, settings
@@ -123,6 +123,36 @@ def test_a_prompt_that_makes_no_sense_is_refused(engine, ids, message):
 def test_sizes_that_contradict_each_other_are_refused_at_start(checkpoint, cache_folder, changes, message):
     with pytest.raises(ConfigError, match=message), running(settings(checkpoint, cache_folder, **changes)):
         pass
+
+
+def test_a_full_queue_refuses_one_more_and_keeps_what_it_has(checkpoint, cache_folder):
+    with running(settings(checkpoint, cache_folder, max_running=1, max_waiting=2)) as engine:
+        asks = [Ask(prompt(10, seed=seed), SamplingParams(max_tokens=200, ignore_eos=True)) for seed in range(4)]
+        first = engine.submit_all(asks[:1])
+        next(iter(first[0]))
+        waiting = engine.submit_all(asks[1:3])
+        for refused in (asks[3:], asks[2:]):
+            with pytest.raises(QueueFullError, match="2 requests wait, and the queue holds 2") as caught:
+                engine.submit_all(refused)
+            assert caught.value.retry_after_s >= 1
+        with pytest.raises(CapacityError, match="4 prompts at once"):
+            engine.submit_all(asks)
+        assert (engine.stats().queued, engine.stats().refused) == (2, 3)
+        waiting[0].abort()
+        assert collect(waiting[0])[1].finish_reason == "abort"
+        waiting += engine.submit_all(asks[3:])
+        first[0].abort()
+        assert [collect(stream)[1].finish_reason for stream in waiting[1:]] == ["length"] * 2
+        assert engine.stats().queued == 0
+
+
+def test_prompts_that_come_together_start_together_or_not_at_all(engine):
+    bad = Ask([5, 300], SamplingParams(max_tokens=1))
+    with pytest.raises(ConfigError, match="5 to 300"):
+        engine.submit_all([Ask(prompt(10), SamplingParams(max_tokens=1)), bad])
+    assert engine.stats().queued == 0
+    idle(engine)
+    assert engine.stats().core.finished_requests == 0
 
 
 def test_close_ends_what_runs_and_later_use_says_closed(checkpoint, cache_folder):

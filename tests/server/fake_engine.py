@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from jinja2.exceptions import TemplateError
 
 from hicache.cache import CacheStats, PoolStats
-from hicache.engine.types import Chunk, FinishReason, SamplingParams, Usage
+from hicache.engine.types import Ask, Chunk, FinishReason, SamplingParams, Usage
 from hicache.storage import PageStoreStats
 from hicache.units import Tier
 
@@ -41,6 +41,8 @@ class Stats:
 
     core: Core
     cache: CacheStats
+    queued: int = 48
+    refused: int = 49
 
 
 CACHE_STATS = CacheStats(
@@ -153,14 +155,23 @@ class FakeEngine:
         self.degraded: tuple[str, ...] = ()
         self.alive = True
         self.refusal: Exception | None = None
+        self.refusals: dict[tuple[int, ...], Exception] = {}
         self.stream_class: type[FakeStream] = FakeStream
         self._seen: set[tuple[int, ...]] = set()
 
-    def submit(self, prompt_ids: Sequence[int], params: SamplingParams) -> FakeStream:
+    def check(self, ask: Ask) -> None:
+        for refused, refusal in self.refusals.items():
+            if refused == tuple(ask.prompt_ids):
+                raise refusal
+
+    def submit_all(self, asks: Sequence[Ask]) -> list[FakeStream]:
         if self.refusal is not None:
             raise self.refusal
-        prompt = tuple(prompt_ids)
-        stream = self.stream_class(prompt, params, self.gate, len(prompt) - 1 if prompt in self._seen else 0)
+        return [self._start(ask) for ask in asks]
+
+    def _start(self, ask: Ask) -> FakeStream:
+        prompt = tuple(ask.prompt_ids)
+        stream = self.stream_class(prompt, ask.params, self.gate, len(prompt) - 1 if prompt in self._seen else 0)
         self._seen.add(prompt)
         self.streams.append(stream)
         return stream

@@ -5,7 +5,7 @@ import json
 import httpx
 import pytest
 
-from hicache.errors import CapacityError, ClosedError, ConfigError
+from hicache.errors import CapacityError, ClosedError, ConfigError, QueueFullError
 from tests.server.fake_engine import FailingStream, FakeEngine
 
 MODEL = "org/fake"
@@ -199,6 +199,25 @@ def test_what_the_engine_refuses_is_a_400_and_a_closed_engine_a_503(http: httpx.
     assert error_of(http.post(TEXT, json=PROMPT), 503)["code"] == "engine_stopped"
     engine.refusal = ConfigError("token id 7 does not exist")
     assert error_of(http.post(TEXT, json=PROMPT))["param"] == "prompt"
+
+
+@pytest.mark.parametrize("body", [PROMPT, {**PROMPT, "stream": True}, {**PROMPT, "prompt": ["a", "b"]}])
+def test_a_full_queue_is_a_429_that_says_when_to_ask_again(http: httpx.Client, engine: FakeEngine, body: dict) -> None:
+    engine.refusal = QueueFullError("3 requests wait; ask again in 7 s", 7)
+    response = http.post(TEXT, json=body)
+    error = error_of(response, 429)
+    assert (error["type"], error["code"]) == ("rate_limit_error", "queue_full")
+    assert response.headers["retry-after"] == "7"
+    assert engine.streams == []
+
+
+def test_of_several_prompts_the_one_that_is_refused_is_named_and_none_starts(
+    http: httpx.Client, engine: FakeEngine
+) -> None:
+    engine.refusals = {(256, *b"bad"): CapacityError("it needs 9 slots; there are 8")}
+    error = error_of(http.post(TEXT, json={**PROMPT, "prompt": ["good", "bad"]}))
+    assert (error["param"], error["code"]) == ("prompt[1]", "context_length_exceeded")
+    assert engine.streams == []
 
 
 def test_bug_is_a_500_that_tells_no_secrets(http: httpx.Client, engine: FakeEngine) -> None:

@@ -108,6 +108,8 @@ def test_metrics_count_requests_by_status(http: httpx.Client) -> None:
         ('hicache_engine_requests{state="running"}', 37),
         ('hicache_engine_requests{state="waiting"}', 38),
         ('hicache_engine_requests{state="retracted"}', 47),
+        ("hicache_engine_queued_requests", 48),
+        ("hicache_engine_refused_requests_total", 49),
     ],
 )
 def test_metrics_show_what_the_cache_knows(http: httpx.Client, engine: FakeEngine, name: str, value: float) -> None:

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 from starlette.types import Message
 
-from hicache.engine.types import SamplingParams
+from hicache.engine.types import Ask, SamplingParams
 from hicache.server.engine_metrics import EngineCollector
 from hicache.server.errors import engine_failed
 from hicache.server.job import Job, Submission
@@ -17,7 +17,7 @@ from tests.server.fake_engine import FakeEngine
 
 
 def job_on(engine: FakeEngine) -> Job:
-    submission = Submission((97, 98), SamplingParams(max_tokens=1), "prompt")
+    submission = Submission(Ask((97, 98), SamplingParams(max_tokens=1)), "prompt")
     return Job(
         engine,
         ServerMetrics(EngineCollector(engine.stats, engine.health)),

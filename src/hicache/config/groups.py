@@ -149,6 +149,9 @@ class ServeConfig(Group):
         le=1024,
         description="Requests that are computed at the same time. Each holds a state where a model has recurrent ones.",
     )
+    max_waiting: int = Field(
+        256, gt=0, le=65536, description="Requests that may wait for their turn; one more is told to ask again later."
+    )
     max_model_len: int | None = Field(
         None, gt=1, description="The most tokens of a prompt and its answer. Not set: what the model allows."
     )

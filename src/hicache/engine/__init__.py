@@ -5,14 +5,24 @@ The names here are loaded when they are first used: what only needs `SamplingPar
 
 from typing import TYPE_CHECKING
 
-from hicache.engine.types import Chunk, FinishReason, SamplingParams, Usage
+from hicache.engine.types import Ask, Chunk, FinishReason, SamplingParams, Usage
 
 if TYPE_CHECKING:
     from hicache.engine.engine import Engine, EngineStats
     from hicache.engine.launch import create_engine
     from hicache.engine.stream import Stream
 
-__all__ = ["Chunk", "Engine", "EngineStats", "FinishReason", "SamplingParams", "Stream", "Usage", "create_engine"]
+__all__ = [
+    "Ask",
+    "Chunk",
+    "Engine",
+    "EngineStats",
+    "FinishReason",
+    "SamplingParams",
+    "Stream",
+    "Usage",
+    "create_engine",
+]
 
 _HOMES = {
     "Engine": "hicache.engine.engine",

@@ -218,6 +218,7 @@ class EngineCore:
             self.cache.release(match)
             return None
         self._waiting.remove(ready)
+        request.admitted()
         shared = [self._common(request, other.request) for other in self._waiting]
         interval = self._options.snapshot_interval
         sequence = Sequence(request, self.cache, match, self._executor, shared, interval, self._drafting.drafter)

@@ -7,7 +7,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -15,9 +16,10 @@ import numpy as np
 from hicache.cache import CacheStats
 from hicache.engine.core import EngineCore
 from hicache.engine.model import Tokenizer
+from hicache.engine.places import Places
 from hicache.engine.request import Request
 from hicache.engine.stream import Stream
-from hicache.engine.types import Chunk, SamplingParams
+from hicache.engine.types import Ask, Chunk, SamplingParams
 from hicache.engine.work import CoreStats
 from hicache.errors import CapacityError, ClosedError, ConfigError, InvariantError
 from hicache.keys import Namespace
@@ -49,10 +51,15 @@ class EngineInfo:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """The core's counts and the cache's, taken together."""
+    """The core's counts and the cache's, taken together.
+
+    `queued` requests were submitted and not admitted so far; `refused` ones got no place in the queue.
+    """
 
     core: CoreStats
     cache: CacheStats
+    queued: int = 0
+    refused: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +73,13 @@ class _Command:
 class Engine:
     """Runs requests until it is closed. A bug in the cache's accounting stops it, and `health` says so."""
 
-    def __init__(self, core: EngineCore, tokenizer: Tokenizer, info: EngineInfo) -> None:
+    def __init__(self, core: EngineCore, tokenizer: Tokenizer, info: EngineInfo, max_waiting: int) -> None:
         self.tokenizer = tokenizer
         self.info = info
         self._core = core
         self._ids = itertools.count()
         self._changed = threading.Condition()
+        self._places = Places(max_waiting)
         self._inbox: deque[_Command] = deque()
         self._open: dict[int, Request] = {}
         self._closing = False
@@ -93,32 +101,43 @@ class Engine:
         return self.info.max_model_len
 
     def submit(self, prompt_ids: Sequence[int], params: SamplingParams, *, salt: str = "") -> Stream:
-        """Start a request; `salt` keeps its pages apart from those of other tenants.
+        """Start a request; `salt` keeps its pages apart from those of other tenants. Raises as `submit_all` does."""
+        return self.submit_all([Ask(prompt_ids, params, salt)])[0]
 
-        Raises ConfigError for a prompt that makes no sense, CapacityError for one that can never fit, ClosedError
-        after `close` or a failure of the engine.
+    def submit_all(self, asks: Sequence[Ask]) -> list[Stream]:
+        """Start some requests together, all or none.
+
+        Raises ConfigError for a prompt that makes no sense, CapacityError for one that can never fit, QueueFullError
+        when too many wait, ClosedError after `close` or a failure of the engine.
         """
-        self._check(prompt_ids, params)
+        for ask in asks:
+            self.check(ask)
         submitted_s = time.monotonic()
+        started = [self._new_request(ask, submitted_s) for ask in asks]
+        with self._changed:
+            self._require_running()
+            self._places.take([request.id for request, _ in started])
+            for request, _ in started:
+                self._open[request.id] = request
+                self._inbox.append(_Command(partial(self._core.add, request), request.abort))
+            self._changed.notify_all()
+        return [stream for _, stream in started]
+
+    def _new_request(self, ask: Ask, submitted_s: float) -> tuple[Request, Stream]:
         request_id = next(self._ids)
         stream = Stream(abort=lambda: self._abort(request_id))
-        namespace = self.info.namespace.with_salt(salt) if salt else self.info.namespace
         request = Request(
             request_id,
-            prompt_ids,
-            params,
-            namespace,
+            ask.prompt_ids,
+            ask.params,
+            self.info.namespace.with_salt(ask.salt) if ask.salt else self.info.namespace,
             self.tokenizer,
             self.info.end_of_text,
             self._emitter(request_id, stream),
             submitted_s,
+            partial(self._places.leave, request_id),
         )
-        with self._changed:
-            self._require_running()
-            self._open[request_id] = request
-            self._inbox.append(_Command(lambda: self._core.add(request), request.abort))
-            self._changed.notify_all()
-        return stream
+        return request, stream
 
     def call(self, function: Callable[[EngineCore], T], timeout_s: float | None = None) -> T:
         """Run `function(core)` on the engine's thread, between two steps, and return what it returns or raises."""
@@ -143,7 +162,7 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """The numbers a moment ago: taken between steps, every quarter of a second while requests run."""
-        return self._stats
+        return replace(self._stats, queued=self._places.queued, refused=self._places.refused)
 
     @property
     def alive(self) -> bool:
@@ -163,7 +182,9 @@ class Engine:
             self._changed.notify_all()
         self._thread.join()
 
-    def _check(self, prompt_ids: Sequence[int], params: SamplingParams) -> None:
+    def check(self, ask: Ask) -> None:
+        """Raises ConfigError for a prompt that makes no sense, CapacityError for one that can never fit."""
+        prompt_ids, params = ask.prompt_ids, ask.params
         if not prompt_ids:
             raise ConfigError("the prompt has no tokens; give at least one")
         ids = np.asarray(prompt_ids)
@@ -181,6 +202,7 @@ class Engine:
     def _emitter(self, request_id: int, stream: Stream) -> Callable[[Chunk], None]:
         def emit(chunk: Chunk) -> None:
             if chunk.finish_reason is not None:
+                self._places.leave(request_id)
                 with self._changed:
                     self._open.pop(request_id, None)
             stream.put(chunk)

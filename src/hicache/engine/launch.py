@@ -156,7 +156,7 @@ def _start(
         snapshot_interval=serve.snapshot_interval,
         retract=serve.preemption == "retract",
     )
-    return Engine(EngineCore(cache, executor, options, drafter=drafter), tokenizer, info)
+    return Engine(EngineCore(cache, executor, options, drafter=drafter), tokenizer, info, serve.max_waiting)
 
 
 def _max_model_len(plan: _Plan) -> int:

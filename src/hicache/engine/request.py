@@ -24,8 +24,15 @@ class Stops:
         return token in self.end_of_text or token in self.asked
 
 
+def _nothing() -> None:
+    """Nobody needs to know."""
+
+
 class Request:
-    """One request. `emit` gets every chunk, the one with a finish reason last and only once."""
+    """One request. `emit` gets every chunk, the one with a finish reason last and only once.
+
+    `on_admitted` is called whenever the scheduler takes it out of its queue.
+    """
 
     def __init__(
         self,
@@ -37,6 +44,7 @@ class Request:
         end_of_text: frozenset[int],
         emit: Callable[[Chunk], None],
         submitted_s: float,
+        on_admitted: Callable[[], None] = _nothing,
     ) -> None:
         self.id = request_id
         self.params = params
@@ -46,6 +54,7 @@ class Request:
         self.cached_tokens: Mapping[str, int] | None = None
         self.finished = False
         self._emit = emit
+        self._on_admitted = on_admitted
         self._tokens: TokenArray = np.zeros(len(prompt) + params.max_tokens, np.uint32)
         self._tokens[: len(prompt)] = prompt
         self._length = len(prompt)
@@ -67,6 +76,10 @@ class Request:
     def tokens(self, start: int, stop: int) -> TokenArray:
         """Token ids of positions `start` to `stop`: a view."""
         return self._tokens[start:stop]
+
+    def admitted(self) -> None:
+        """It waits no longer: it is computed from now on."""
+        self._on_admitted()
 
     def use_cache(self, cached_tokens: Mapping[str, int]) -> None:
         """What of the prompt was cached. Only the first time counts: pages that a resumed request finds are its own."""

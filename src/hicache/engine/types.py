@@ -1,6 +1,6 @@
 """What goes into the engine and what comes out of it: frozen values, without torch."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -34,6 +34,15 @@ class SamplingParams:
         _require(self.top_k >= 0, "top_k", self.top_k, "0 or more")
         _require(0.0 <= self.min_p <= 1.0, "min_p", self.min_p, "between 0 and 1")
         _require(all(self.stop), "stop", self.stop, "without empty strings")
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One prompt and how it is to be answered. `salt` keeps its pages apart from those of other tenants."""
+
+    prompt_ids: Sequence[int]
+    params: SamplingParams
+    salt: str = ""
 
 
 @dataclass(frozen=True, slots=True)

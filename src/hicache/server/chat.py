@@ -7,6 +7,7 @@ from fastapi import Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse
 
+from hicache.engine.types import Ask
 from hicache.server.context import ServerContext, client_gone
 from hicache.server.job import Job, Submission, unless_gone
 from hicache.server.sampling import sampling_params
@@ -22,7 +23,7 @@ async def create_chat_completion(context: ServerContext, request: Request, body:
     context.check_model(body.model)
     prompt = await run_in_threadpool(context.prompts.chat, body.messages, body.answer_tokens)
     params = sampling_params(body, prompt.max_tokens)
-    job = Job(context.engine, context.metrics, [Submission(prompt.token_ids, params, "messages")])
+    job = Job(context.engine, context.metrics, [Submission(Ask(prompt.token_ids, params), "messages")])
     envelope = Envelope.new("chatcmpl", context.engine.model_name, context.fingerprint)
     if body.stream:
         return EventStream(_chunks(job, envelope, body.wants_usage), job)

@@ -7,6 +7,7 @@ from fastapi import Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse
 
+from hicache.engine.types import Ask
 from hicache.server.context import ServerContext, client_gone
 from hicache.server.job import Job, Submission, unless_gone
 from hicache.server.sampling import sampling_params
@@ -41,7 +42,7 @@ def _submissions(context: ServerContext, body: CompletionRequest) -> list[Submis
         param = f"prompt[{index}]" if many else "prompt"
         prepared = context.prompts.completion(prompt, body.answer_tokens, param, DEFAULT_ANSWER_TOKENS)
         params = sampling_params(body, prepared.max_tokens)
-        submissions.append(Submission(prepared.token_ids, params, param))
+        submissions.append(Submission(Ask(prepared.token_ids, params), param))
     return submissions
 
 

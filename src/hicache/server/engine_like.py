@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
 from hicache.cache import CacheStats
-from hicache.engine.types import Chunk, SamplingParams
+from hicache.engine.types import Ask, Chunk
 
 
 class TokenizerLike(Protocol):
@@ -81,6 +81,16 @@ class StatsLike(Protocol):
     @property
     def cache(self) -> CacheStats: ...
 
+    @property
+    def queued(self) -> int:
+        """Requests that were submitted and not admitted so far."""
+        ...
+
+    @property
+    def refused(self) -> int:
+        """Requests that were told to ask again later."""
+        ...
+
 
 class EngineLike(Protocol):
     """A thread-safe door to the engine."""
@@ -96,7 +106,13 @@ class EngineLike(Protocol):
     @property
     def tokenizer(self) -> TokenizerLike: ...
 
-    def submit(self, prompt_ids: Sequence[int], params: SamplingParams) -> StreamLike: ...
+    def check(self, ask: Ask) -> None:
+        """Raise ConfigError or CapacityError for what can never be answered."""
+        ...
+
+    def submit_all(self, asks: Sequence[Ask]) -> Sequence[StreamLike]:
+        """Start all of them, or raise: as `check`, QueueFullError when too many wait, ClosedError at the end."""
+        ...
 
     @property
     def alive(self) -> bool:

@@ -42,6 +42,8 @@ class EngineCollector(Collector):
         core, stats = both.core, both.cache
         yield _gauge("hicache_degraded", "Things that are degraded now; /health names them", len(self._health()))
         yield from _core(core)
+        yield _gauge("hicache_engine_queued_requests", "Requests that wait to be admitted", both.queued)
+        yield _counter("hicache_engine_refused_requests", "Requests refused because too many wait", both.refused)
         yield from _pools(stats.pools)
         yield _hits(stats)
         yield _counter("hicache_cache_lookup_tokens", "Prompt tokens looked up in the cache", stats.lookup_tokens)

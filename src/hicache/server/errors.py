@@ -8,17 +8,28 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
-from hicache.errors import CapacityError, ClosedError, ConfigError
+from hicache.errors import CapacityError, ClosedError, ConfigError, QueueFullError
 
 INVALID = "invalid_request_error"
 SERVER = "server_error"
+RATE_LIMIT = "rate_limit_error"
 
 
 class ApiError(Exception):
-    """An answer other than 200. `param` names the field that is wrong, `code` is for programs, `message` for people."""
+    """An answer other than 200. `param` names the field that is wrong, `code` is for programs, `message` for people.
+
+    `retry_after_s`: when it may help to ask again.
+    """
 
     def __init__(
-        self, status: int, message: str, *, kind: str = INVALID, param: str | None = None, code: str | None = None
+        self,
+        status: int,
+        message: str,
+        *,
+        kind: str = INVALID,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_s: int | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -26,6 +37,7 @@ class ApiError(Exception):
         self.kind = kind
         self.param = param
         self.code = code
+        self.retry_after_s = retry_after_s
 
     def body(self) -> dict[str, object]:
         """The JSON object to send, also as the last event of a stream that fails."""
@@ -34,7 +46,10 @@ class ApiError(Exception):
     def response(self, headers: Mapping[str, str] | None = None) -> Response:
         # ASCII only: a message may quote what the client sent, lone surrogates included.
         content = json.dumps(self.body()).encode("ascii")
-        return Response(content, status_code=self.status, media_type="application/json", headers=headers)
+        retry = {} if self.retry_after_s is None else {"Retry-After": str(self.retry_after_s)}
+        return Response(
+            content, status_code=self.status, media_type="application/json", headers={**retry, **(headers or {})}
+        )
 
 
 def invalid(param: str, message: str, code: str | None = None) -> ApiError:
@@ -83,8 +98,10 @@ def stopping() -> ApiError:
     return ApiError(503, "the server is stopping; try again later", kind=SERVER, code="server_stopping")
 
 
-def from_cache_error(error: CapacityError | ClosedError | ConfigError, param: str) -> ApiError:
+def from_cache_error(error: CapacityError | ClosedError | ConfigError | QueueFullError, param: str) -> ApiError:
     """What a refusal by the engine means to a client."""
+    if isinstance(error, QueueFullError):
+        return ApiError(429, str(error), kind=RATE_LIMIT, code="queue_full", retry_after_s=error.retry_after_s)
     if isinstance(error, ClosedError):
         return ApiError(503, str(error), kind=SERVER, code="engine_stopped")
     return invalid(param, str(error), "context_length_exceeded" if isinstance(error, CapacityError) else None)

@@ -8,8 +8,8 @@ from typing import TypeVar
 
 from fastapi import Request
 
-from hicache.engine.types import Chunk, SamplingParams, Usage
-from hicache.errors import CapacityError, ClosedError, ConfigError
+from hicache.engine.types import Ask, Chunk, Usage
+from hicache.errors import CapacityError, ClosedError, ConfigError, QueueFullError
 from hicache.server.engine_like import EngineLike, StreamLike
 from hicache.server.errors import engine_failed, from_cache_error, stopping
 from hicache.server.metrics import ServerMetrics
@@ -21,8 +21,7 @@ T = TypeVar("T")
 class Submission:
     """One prompt as the engine takes it; `param` is the request's field it came from."""
 
-    token_ids: tuple[int, ...]
-    params: SamplingParams
+    ask: Ask
     param: str
 
 
@@ -36,17 +35,11 @@ class Answer:
 
 
 class Job:
-    """Runs `submissions` at once. Every chunk goes through `events`, which counts what it sees."""
+    """Runs `submissions` at once, all or none. Every chunk goes through `events`, which counts what it sees."""
 
     def __init__(self, engine: EngineLike, metrics: ServerMetrics, submissions: Sequence[Submission]) -> None:
         self._metrics = metrics
-        self._streams: list[StreamLike] = []
-        try:
-            for one in submissions:
-                self._streams.append(_submit(engine, one))
-        except BaseException:
-            self.abort()
-            raise
+        self._streams = _submit(engine, submissions)
 
     def abort(self) -> None:
         """Stop what still runs. Harmless afterwards and more than once."""
@@ -97,11 +90,15 @@ class Job:
             self._metrics.finished(chunk.usage)
 
 
-def _submit(engine: EngineLike, one: Submission) -> StreamLike:
+def _submit(engine: EngineLike, submissions: Sequence[Submission]) -> Sequence[StreamLike]:
+    param = submissions[0].param
     try:
-        return engine.submit(one.token_ids, one.params)
-    except (CapacityError, ClosedError, ConfigError) as error:
-        raise from_cache_error(error, one.param) from error
+        for one in submissions:
+            param = one.param
+            engine.check(one.ask)
+        return engine.submit_all([one.ask for one in submissions])
+    except (CapacityError, ClosedError, ConfigError, QueueFullError) as error:
+        raise from_cache_error(error, param) from error
 
 
 async def _pump(index: int, stream: StreamLike, queue: asyncio.Queue[tuple[int, Chunk] | None]) -> None:
