@@ -62,6 +62,32 @@ def test_the_hit_rate_has_its_denominator():
     assert stats.counters["lookups"] == 2
 
 
+@pytest.mark.parametrize("model", sorted(MODELS))
+def test_bytes_that_were_copied_and_slots_that_were_reclaimed_are_counted(model):
+    hand = HandExecutor()
+    world = World(MODELS[model], executor=hand)
+    world.serve(PROMPT)
+    hand.settle(world.cache.poll)
+    world.cache.evict(Tier.DEVICE)
+    match = world.cache.match_prefix(PROMPT, world.namespace)
+    load = world.cache.load_back(match)
+    assert load is not None and load.tokens == 4 * PAGE
+    hand.settle(world.cache.poll)
+    stats = world.cache.stats()
+    page_bytes = next(pool.slot_bytes for pool in stats.pools if pool.pool == "kv")
+    assert stats.counters["backup_bytes"] >= 4 * page_bytes
+    assert stats.counters["load_bytes"] >= 4 * page_bytes
+    assert stats.group.device_reservations >= 2
+    assert stats.group.host_reservations == 1
+    assert stats.group.pools == ()
+    free = {pool.pool: pool.free for pool in stats.pools if pool.tier is Tier.DEVICE}
+    assert not world.allocate(match, (free["kv"] + 1) * PAGE)
+    refused = {counts.pool for counts in world.cache.stats().group.pools if counts.refusals}
+    assert "kv" in refused
+    world.cache.release(match)
+    world.idle()
+
+
 def test_taking_stats_changes_nothing():
     world = World()
     world.serve(PROMPT)

@@ -10,6 +10,7 @@ from jinja2.exceptions import TemplateError
 
 from hicache.cache import CacheStats, PoolStats
 from hicache.engine.types import Ask, Chunk, FinishReason, SamplingParams, Usage
+from hicache.pools import GroupCounts, PoolCounts
 from hicache.storage import PageStoreStats
 from hicache.units import Tier
 
@@ -64,6 +65,7 @@ CACHE_STATS = CacheStats(
         "dropped_pages": 0,
     },
     storage=PageStoreStats(read_pages=11, read_bytes=704, damaged_pages=1),
+    group=GroupCounts((PoolCounts("kv", Tier.HOST, 48, 49, 50, 51),), 52, 53),
 )
 STATS = Stats(Core(), CACHE_STATS)
 

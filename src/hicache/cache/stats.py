@@ -1,12 +1,12 @@
 """What the cache holds and what it was worth, as frozen numbers; taking them changes nothing."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hicache.cache.match import Match
 from hicache.controller import HybridCacheController
 from hicache.controller.state import present
-from hicache.pools import SlotAllocator
+from hicache.pools import GroupCounts, SlotAllocator
 from hicache.storage import PageStoreStats
 from hicache.units import PoolName, Tier
 
@@ -28,7 +28,7 @@ class PoolStats:
 class CacheStats:
     """`hit_tokens` by tier are part of `lookup_tokens`; `counters` are counts since the cache was built.
 
-    `retracted` of the open matches were taken off the device and are not back.
+    `retracted` of the open matches were taken off the device and are not back. `group`: how reservations went.
     """
 
     pools: tuple[PoolStats, ...]
@@ -40,6 +40,7 @@ class CacheStats:
     counters: Mapping[str, int]
     storage: PageStoreStats | None
     retracted: int = 0
+    group: GroupCounts = field(default_factory=GroupCounts)
 
     @property
     def hit_rate(self) -> float:
@@ -63,6 +64,7 @@ def cache_stats(
         counters=state.counters.snapshot(),
         storage=store.stats() if store is not None else None,
         retracted=sum(match.away for match in held),
+        group=state.group.counts(),
     )
 
 

@@ -9,6 +9,7 @@ from hicache.controller.agree import Agree
 from hicache.controller.background import Background
 from hicache.controller.backup import Backups
 from hicache.controller.computing import AllOf, Computing
+from hicache.controller.counters import Counters
 from hicache.controller.dispatch import Dispatcher
 from hicache.controller.fetches import Fetches
 from hicache.controller.loads import LoadBack, Loads, Waiter
@@ -62,7 +63,9 @@ class HybridCacheController:
         self.mem_pool_host = HostPoolGroup(layer_count, [self._with_reclaim(entry) for entry in entries])
         self._config = config
         self._policy = policy
-        self._state = State(self.mem_pool_host, self._new_tree(self._own_coverages()), Dispatcher(executor, agree))
+        counters = Counters()
+        dispatcher = Dispatcher(executor, agree, counters)
+        self._state = State(self.mem_pool_host, self._new_tree(self._own_coverages()), dispatcher, counters)
         self._clock = clock
         self._agree = agree
         self._attachment: Attachment | None = None

@@ -18,9 +18,13 @@ class Counters:
     backup_failed_pages: int = 0
     backup_refused_pages: int = 0
     dropped_pages: int = 0
+    backup_bytes: int = 0
+    """Of all copies to the host that were begun, those of retracted requests too."""
     load_pages: int = 0
     load_failed: int = 0
     load_refused: int = 0
+    load_bytes: int = 0
+    """Of all copies to the device that were begun, those of retracted requests too."""
     store_pages: int = 0
     store_failed_pages: int = 0
     fetch_pages: int = 0

@@ -4,8 +4,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hicache.controller.agree import Agree
+from hicache.controller.counters import Counters
 from hicache.transfer.executor import Executor
-from hicache.transfer.messages import Completion, Event, Message
+from hicache.transfer.messages import Backup, Completion, Event, Load, Message
 from hicache.tree import Receipt
 from hicache.units import DeviceSlots, HostSlots, Int32Array, PoolName
 
@@ -39,9 +40,10 @@ class Deferred:
 class Dispatcher:
     """Submits messages, and settles what has ended on the owner's thread, in the same order on every rank."""
 
-    def __init__(self, executor: Executor, agree: Agree) -> None:
+    def __init__(self, executor: Executor, agree: Agree, counters: Counters) -> None:
         self._executor = executor
         self._agree = agree
+        self._counters = counters
         self._next_id = 0
         self._in_flight: dict[int, InFlight] = {}
 
@@ -54,6 +56,11 @@ class Dispatcher:
         """Hand a message to the workers. Its slots are in flight from now on, unless this raises."""
         self._executor.submit(message)
         self._in_flight[message.id] = in_flight
+        match message:
+            case Backup():
+                self._counters.backup_bytes += message.plan.nbytes
+            case Load():
+                self._counters.load_bytes += message.plan.nbytes
 
     def poll(self) -> None:
         """Settle what every rank has finished."""

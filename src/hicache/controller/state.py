@@ -28,7 +28,7 @@ class State:
     group: HostPoolGroup
     tree: RadixTree
     dispatcher: Dispatcher
-    counters: Counters = field(default_factory=Counters)
+    counters: Counters
     deferred: list[Deferred] = field(default_factory=list)
     quarantined: list[Quarantined] = field(default_factory=list)
 

@@ -1,6 +1,7 @@
 """All pools or none; a slot is free, cached, lent or in flight, exactly one of them."""
 
 from hicache.pools.copies import BackupPlan, LayerCopy, LoadPlan, PoolCopy, plan_backup, plan_load
+from hicache.pools.counts import GroupCounts, PoolCounts
 from hicache.pools.device import DevicePool
 from hicache.pools.entry import PoolEntry
 from hicache.pools.group import HostPoolGroup
@@ -15,12 +16,14 @@ __all__ = [
     "BackupPlan",
     "DevicePool",
     "GroupCapabilities",
+    "GroupCounts",
     "HostPool",
     "HostPoolGroup",
     "LayerCopy",
     "LoadPlan",
     "PoolCapabilities",
     "PoolCopy",
+    "PoolCounts",
     "PoolEntry",
     "PoolTransfer",
     "Reservation",

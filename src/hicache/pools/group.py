@@ -7,6 +7,7 @@ import numpy as np
 
 from hicache.errors import ClosedError, ConfigError, InvariantError
 from hicache.layout import PackedLayout
+from hicache.pools.counts import GroupCounts, ReservationCounter
 from hicache.pools.entry import PoolEntry, SlotSide
 from hicache.pools.host import HostPool
 from hicache.pools.registration import GroupCapabilities, check_entry, combined_capabilities
@@ -31,6 +32,7 @@ class HostPoolGroup:
         self._ordered: tuple[PoolEntry, ...] = ()
         self._sides: dict[tuple[PoolName, Tier], SlotSide] = {}
         self._capabilities = GroupCapabilities(staged_write_back=False, zero_copy_storage=False)
+        self._counter = ReservationCounter()
         self._sealed = False
         self._closed = False
         self.add_entries(entries)
@@ -145,11 +147,13 @@ class HostPoolGroup:
         """
         self._require_open()
         wanted = self._wanted(demand, tier)
-        if any(count > side.available() + side.evictable() for _, side, count in wanted if count):
+        short = [name for name, side, count in wanted if count and count > side.available() + side.evictable()]
+        if short:
+            self._counter.refused(short, tier)
             return None
-        for _, side, count in wanted:
+        for name, side, count in wanted:
             if side.available() < count:
-                side.evict(count)
+                self._reclaim(name, side, count, tier)
         return self._take(wanted, tier)
 
     def resolve_host_transfers(
@@ -195,6 +199,10 @@ class HostPoolGroup:
         self._require_open()
         self._give_back(self._slots_to_release(transfers, Tier.DEVICE), Tier.DEVICE)
 
+    def counts(self) -> GroupCounts:
+        """How reservations went until now."""
+        return self._counter.snapshot()
+
     # Life
 
     def check(self) -> None:
@@ -234,11 +242,21 @@ class HostPoolGroup:
         ordered = [entry for entry in self._ordered if entry.name in demand]
         return [(entry.name, self._side(entry, tier), demand[entry.name]) for entry in ordered]
 
+    def _reclaim(self, name: PoolName, side: SlotSide, count: int, tier: Tier) -> None:
+        before = side.available()
+        try:
+            side.evict(count)
+        except BaseException:
+            self._counter.rolled_back(name, tier)
+            raise
+        finally:
+            self._counter.reclaimed(name, tier, side.available() - before)
+
     def _take(self, wanted: Sequence[tuple[PoolName, SlotSide, int]], tier: Tier) -> Reservation | None:
         taken: dict[PoolName, Int32Array] = {}
         with ExitStack() as rollback:
             for name, side, count in wanted:
-                slots = side.alloc(count)
+                slots = self._alloc(name, side, count, tier)
                 if slots is None:
                     return None
                 rollback.callback(side.free, slots)
@@ -246,8 +264,19 @@ class HostPoolGroup:
                     raise InvariantError(f"pool {name!r} gave {len(slots)} {tier.value} slots for {count}")
                 taken[name] = slots
             rollback.pop_all()
-        self._sealed = self._sealed or any(count for _, _, count in wanted)
+        if any(count for _, _, count in wanted):
+            self._counter.met(tier)
+            self._sealed = True
         return Reservation(taken, lambda slots: self._give_back(slots, tier))
+
+    def _alloc(self, name: PoolName, side: SlotSide, count: int, tier: Tier) -> Int32Array | None:
+        slots = None
+        try:
+            slots = side.alloc(count)
+        finally:
+            if slots is None:
+                self._counter.rolled_back(name, tier)
+        return slots
 
     def _give_back(self, slots: Mapping[PoolName, Int32Array], tier: Tier) -> None:
         for name, taken in slots.items():

@@ -6,8 +6,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from hicache.cache import CacheStats, PoolStats
+from hicache.pools import GroupCounts
 from hicache.server.engine_like import CoreCounts, StatsLike
 from hicache.storage import PageStoreStats
+from hicache.units import Tier
 
 FAILURES = frozenset(
     {
@@ -45,6 +47,7 @@ class EngineCollector(Collector):
         yield _gauge("hicache_engine_queued_requests", "Requests that wait to be admitted", both.queued)
         yield _counter("hicache_engine_refused_requests", "Requests refused because too many wait", both.refused)
         yield from _pools(stats.pools)
+        yield from _reservations(stats.group)
         yield _hits(stats)
         yield _counter("hicache_cache_lookup_tokens", "Prompt tokens looked up in the cache", stats.lookup_tokens)
         yield _counter(
@@ -100,6 +103,31 @@ def _pools(pools: tuple[PoolStats, ...]) -> Iterator[Metric]:
         sizes.add_metric((pool.pool, pool.tier.value), pool.slot_bytes)
     yield slots
     yield sizes
+
+
+def _reservations(group: GroupCounts) -> Iterator[Metric]:
+    met = CounterMetricFamily(
+        "hicache_reservations", "Reservations of slots, in all pools at once, that were met, by tier", labels=("tier",)
+    )
+    met.add_metric((Tier.DEVICE.value,), group.device_reservations)
+    met.add_metric((Tier.HOST.value,), group.host_reservations)
+    yield met
+    labels = ("pool", "tier")
+    reclaims = CounterMetricFamily("hicache_pool_reclaims", "Times that a pool was told to evict", labels=labels)
+    slots = CounterMetricFamily("hicache_pool_reclaimed_slots", "Slots that were free right after that", labels=labels)
+    refusals = CounterMetricFamily(
+        "hicache_pool_refusals", "Reservations that were refused at once, by the pool that lacked slots", labels=labels
+    )
+    rollbacks = CounterMetricFamily(
+        "hicache_pool_rollbacks", "Reservations that were undone, by the pool that fell short", labels=labels
+    )
+    for counts in group.pools:
+        place = (counts.pool, counts.tier.value)
+        reclaims.add_metric(place, counts.reclaims)
+        slots.add_metric(place, counts.reclaimed_slots)
+        refusals.add_metric(place, counts.refusals)
+        rollbacks.add_metric(place, counts.rollbacks)
+    yield from (reclaims, slots, refusals, rollbacks)
 
 
 def _hits(stats: CacheStats) -> Metric:
