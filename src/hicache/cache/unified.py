@@ -9,6 +9,7 @@ from hicache.cache.load import Load
 from hicache.cache.match import Match
 from hicache.cache.registration import SidecarPoolSpec, prepare, require_no_requests
 from hicache.cache.retraction import Retracted, restore, retract
+from hicache.cache.room import require_fit, room
 from hicache.cache.stats import CacheStats, cache_stats
 from hicache.cache.tokens import Tokens, token_bytes
 from hicache.controller import HybridCacheController, LoadBack, Prefetch
@@ -156,7 +157,7 @@ class UnifiedRadixCache:
         `live_slots` besides, which are not in what it returns.
 
         None: not enough slots are free now. If device pages are being written back, ask again after `poll`; else
-        they are in use by others.
+        they are in use by others, or there are not so many at all, as `require_fit` tells beforehand.
         """
         self._require_open()
         match.require_here()
@@ -254,6 +255,29 @@ class UnifiedRadixCache:
         """Settle what workers have finished. Once per scheduler step, unconditionally."""
         self._require_open()
         self._controller.poll()
+
+    def require_fit(self, tokens: int, chunk_tokens: int | None = None) -> None:
+        """Raises CapacityError for a request that can never run here: it names need and limit of every pool it misses.
+
+        `tokens`: how many the request computes in all. `chunk_tokens`: how many it is lent slots for before it inserts
+        them, which lets pages behind a window go (None: all). Looks at sizes only; any thread may ask.
+        """
+        chunk = tokens if chunk_tokens is None else chunk_tokens
+        require_fit(self._controller.state, self._device_allocators, tokens, chunk, self._page_size)
+
+    def room(self) -> Mapping[PoolName, int]:
+        """Per pool with slots of its own, the device slots that are free now or could be made so by evicting.
+
+        Some may have to be written back first: then `allocate` gives them after a few `poll`s.
+        """
+        self._require_open()
+        return room(self._controller.state)
+
+    def room_after(self, retracted: Retracted) -> Mapping[PoolName, int]:
+        """What `room` would be left if this request came back now; below 0, so many slots are lacking."""
+        self._require_open()
+        parcel = retracted.match.parcel
+        return self.room() if parcel is None else self._controller.retractions.room_after(parcel)
 
     def evict(self, tier: Tier, pages: int | None = None, pool: PoolName | None = None) -> int:
         """Free up to `pages` pages of the device or host tier (None: all that may go). Returns how many went at once.

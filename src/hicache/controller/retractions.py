@@ -120,6 +120,17 @@ class Retractions:
             self._keep_waiting(parcel, now_s, timeout_s)
         return None
 
+    def room_after(self, parcel: Parcel) -> dict[PoolName, int]:
+        """Per pool, the device slots that would be free or evictable if a parcel came back; below 0, that many lack."""
+        state, shared = self._state, parcel.shared
+        receipt = state.tree.pin_from(shared.span, Pin.HERE, shared.starts)
+        room = {pool: state.room(pool, Tier.DEVICE) for pool in state.pools}
+        state.tree.unpin(receipt)
+        for pool, pages in shared.expected.items():
+            gone = pages & (state.slots(shared.span, pool, Tier.DEVICE) == HOLE)
+            room[pool] -= int(gone.sum()) + parcel.sizes.get(pool, 0)
+        return room
+
     def _keep_waiting(self, parcel: Parcel, now_s: float, timeout_s: float) -> None:
         """A transfer that does not settle for so long is given up."""
         if parcel.asked_s is None:

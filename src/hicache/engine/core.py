@@ -14,7 +14,7 @@ from hicache.engine.request import Request
 from hicache.engine.sequence import Sequence
 from hicache.engine.speculation import Drafter, choose, no_tokens
 from hicache.engine.work import CoreOptions, CoreStats, Done, Waiting, Work
-from hicache.errors import InvariantError
+from hicache.errors import CapacityError, InvariantError
 
 log = logging.getLogger("hicache")
 
@@ -66,8 +66,19 @@ class EngineCore:
         running, waiting, away = len(self._running), len(self._waiting), len(self._away)
         return replace(self._counts, running=running, waiting=waiting, retracted=away)
 
+    def require_fit(self, tokens: int) -> None:
+        """Raises CapacityError when prompt and answer of `tokens` tokens can never fit. Any thread may ask."""
+        # The last token of an answer is never run through the model.
+        self.cache.require_fit(max(1, tokens - 1), self._options.chunk_tokens)
+
     def add(self, request: Request) -> None:
-        """Queue a request; what storage has of its prompt is fetched meanwhile."""
+        """Queue a request; what storage has of its prompt is fetched meanwhile. One that can never fit fails at once."""
+        try:
+            self.require_fit(request.prompt_tokens + request.params.max_tokens)
+        except CapacityError as error:
+            request.fail(str(error))
+            self._counts.failed_requests += 1
+            return
         ticket = self.cache.prefetch(request.tokens(0, request.length), request.namespace)
         self._waiting.append(Waiting(request, ticket))
         self._progress_s = self._clock()
