@@ -1,4 +1,4 @@
-"""What the device can hold for one request follows from sizes alone; what it can hold now, from what is free or may go."""
+"""What the device can hold for one request follows from sizes alone; what it can hold now, from what may go."""
 
 from collections.abc import Mapping
 
@@ -37,8 +37,8 @@ def require_fit(
             short.append(f"{need} slots of pool {pool!r}, which has {slots}")
     if short:
         raise CapacityError(
-            f"{tokens} tokens, computed {min(tokens, chunk_tokens)} at a time, need {' and '.join(short)} on the device;"
-            " ask for fewer tokens, compute fewer at a time, or raise device_size"
+            f"{tokens} tokens, computed {min(tokens, chunk_tokens)} at a time, need {' and '.join(short)} on the"
+            " device; ask for fewer tokens, compute fewer at a time, or raise device_size"
         )
 
 

@@ -72,7 +72,7 @@ class EngineCore:
         self.cache.require_fit(max(1, tokens - 1), self._options.chunk_tokens)
 
     def add(self, request: Request) -> None:
-        """Queue a request; what storage has of its prompt is fetched meanwhile. One that can never fit fails at once."""
+        """Queue a request; what storage has of its prompt is fetched meanwhile. One that can never fit fails here."""
         try:
             self.require_fit(request.prompt_tokens + request.params.max_tokens)
         except CapacityError as error:
