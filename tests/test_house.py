@@ -11,7 +11,15 @@ import hicache
 from hicache.config import CacheConfig, ServeConfig, Settings
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = ["README.md", "CONTRIBUTING.md", "docs/design.md", "docs/models.md", "docs/exactness.md", "CHANGELOG.md"]
+DOCUMENTS = [
+    "README.md",
+    "CONTRIBUTING.md",
+    "docs/design.md",
+    "docs/models.md",
+    "docs/exactness.md",
+    "docs/storage-backends.md",
+    "CHANGELOG.md",
+]
 CODE_BLOCK = re.compile(r"^ *```(\w+)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 
 

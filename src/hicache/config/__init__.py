@@ -1,5 +1,6 @@
 """Settings are frozen values, parsed once from flags, environment and TOML; nobody else reads the environment."""
 
+from hicache.config.environment import environment_value
 from hicache.config.explain import redact
 from hicache.config.groups import CacheConfig, ServeConfig, Settings
 from hicache.config.load import load_settings, unknown_variables
@@ -12,6 +13,7 @@ __all__ = [
     "Option",
     "ServeConfig",
     "Settings",
+    "environment_value",
     "format_size",
     "load_settings",
     "parse_size",

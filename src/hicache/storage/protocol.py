@@ -90,7 +90,8 @@ class StorageBackend(Protocol):
     def write(self, keys: Sequence[StorageKey], values: Sequence[Buffers]) -> BoolArray:
         """Puts each value under its key, in place of any older one; True: it is there, whole. Shape [keys].
 
-        On False the older value or none is there, never a part of a value. Callers write a chain root first.
+        On False the older value or none is there, never a part of a value; where only the
+        answer was lost, the new one. Callers write a chain root first.
         """
 
     def delete(self, keys: Sequence[StorageKey]) -> BoolArray:

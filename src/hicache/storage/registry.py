@@ -7,6 +7,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Protocol
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from hicache.config import redact
 from hicache.errors import ConfigError
 from hicache.storage.protocol import StorageBackend
 
@@ -49,6 +50,10 @@ class BackendSpec:
 _BUILT_IN = {
     "file": BackendSpec("hicache.storage.openers:open_file", "pip install hicache"),
     "memory": BackendSpec("hicache.storage.openers:open_memory", "pip install hicache"),
+    **dict.fromkeys(
+        ("redis", "rediss", "valkey", "valkeys"),
+        BackendSpec("hicache.storage.valkey.opener:open_valkey", "pip install hicache"),
+    ),
 }
 
 _registered: dict[str, BackendSpec | Opener] = {}
@@ -82,21 +87,22 @@ def open_store(url: str, **options: object) -> StorageBackend:
 
 
 def parse_location(url: str, options: Mapping[str, object]) -> StoreLocation:
-    """Takes a store's URL apart. ConfigError says what is wrong with it."""
+    """Takes a store's URL apart. ConfigError says what is wrong with it; secrets in it are not shown."""
+    shown = redact(url)
     if "\0" in url:
         raise ConfigError("a store URL cannot have a NUL character in it")
     try:
         parts = urlsplit(url)
         query = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
     except ValueError as error:
-        raise ConfigError(f"store URL {url!r} is not understood: {error}") from error
+        raise ConfigError(f"store URL {shown!r} is not understood: {error}") from error
     if not parts.scheme:
-        raise ConfigError(f"store URL {url!r} names no kind of store; write for instance file:{url}")
+        raise ConfigError(f"store URL {shown!r} names no kind of store; write for instance file:{shown}")
     if parts.fragment:
-        raise ConfigError(f"store URL {url!r} has a '#'; write it as %23")
+        raise ConfigError(f"store URL {shown!r} has a '#'; write it as %23")
     named = dict(query)
     if len(named) != len(query):
-        raise ConfigError(f"store URL {url!r} gives an option twice")
+        raise ConfigError(f"store URL {shown!r} gives an option twice")
     given = {name: str(value) for name, value in options.items() if value is not None}
     return StoreLocation(parts.scheme, unquote(parts.netloc + parts.path), named | given)
 
