@@ -16,8 +16,9 @@ from hicache.storage.valkey.servers import key_slot
 from hicache.storage.valkey.wire import Address, Connection, Filled, Login, OtherSize, Refusal, Reply, pack
 
 
-def answer(sent: Sequence[bytes], into: Buffers | None = None) -> Reply:
-    """What a connection makes of these pieces of bytes, after which the server hangs up."""
+def answer(sent: Sequence[bytes], into: Buffers | None = None, timeout_s: float = 10.0, stays_s: float = 0.0) -> Reply:
+    """What a connection makes of these pieces of bytes, after which the server stays for a while and hangs up."""
+    heard = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:
@@ -25,14 +26,16 @@ def answer(sent: Sequence[bytes], into: Buffers | None = None) -> Reply:
             with client:
                 for piece in sent:
                     client.sendall(piece)
+                heard.wait(stays_s)
 
         thread = threading.Thread(target=serve)
         thread.start()
-        deadline = Deadline(10.0)
+        deadline = Deadline(timeout_s)
         connection = Connection(Address("127.0.0.1", listener.getsockname()[1]), Login("", "", 0, None), deadline)
         try:
             return connection.receive(deadline, into)
         finally:
+            heard.set()
             connection.close()
             thread.join()
 
@@ -62,6 +65,12 @@ def test_answers(sent: bytes, expected: Reply):
 def test_what_is_no_answer_breaks_the_connection(sent: bytes):
     with pytest.raises(OSError):
         answer([sent])
+
+
+@pytest.mark.parametrize("sent", [b"", b"$20", b"$20000\r\n" + b"x" * 5000, b"$20\r\nab", b"*2\r\n:1\r\n"])
+def test_a_server_that_stops_in_the_middle_is_left_in_time(sent: bytes):
+    with pytest.raises(TimeoutError):
+        answer([sent], [memoryview(bytearray(20_000))] if b"20000" in sent else None, timeout_s=0.2, stays_s=5.0)
 
 
 def test_arrays_without_end_break_the_connection():
