@@ -11,7 +11,7 @@ import numpy as np
 from hicache.builder import DevicePoolFactory, ModelDescription, PoolDescription, build_kv_cache
 from hicache.cache import Load, Match, UnifiedRadixCache
 from hicache.config import CacheConfig
-from hicache.controller import Prefetch
+from hicache.controller import Agree, Prefetch
 from hicache.coverage import Checkpoint, Window
 from hicache.device.array import ArrayDevicePool
 from hicache.keys import Namespace
@@ -193,6 +193,9 @@ class World:
     device_pool: DevicePoolFactory = ArrayDevicePool.page_first
     settings: Mapping[str, Any] = field(default_factory=dict)
     policy: EvictionPolicy | None = None
+    agree: Agree | None = None
+    place: str = ""
+    """Where a rank stands: its bytes are its own."""
 
     def __post_init__(self) -> None:
         self.clock = Clock()
@@ -217,6 +220,7 @@ class World:
             clock=self.clock,
             device_pool=self.device_pool,
             policy=self.policy,
+            agree=self.agree,
         )
         if self.backend is not None:
             self.cache.attach_storage_backend(PageStore(self.backend))
@@ -231,7 +235,7 @@ class World:
             run[~self._lent(match, name, run)] = HOLE
             self._write(name, pool, run, text)
             if name in match.live_slots:
-                content = page_content(self.namespace, name, text, pool.geometry.slot_bytes)[None]
+                content = self._page(name, text, pool.geometry.slot_bytes)[None]
                 slots = DeviceSlots(np.array([match.live_slots[name]], np.int32))
                 for layer in range(len(pool.geometry.layers)):
                     pool.load_layer(slots, content, HostSlots(np.zeros(1, np.int32)), layer)
@@ -267,6 +271,9 @@ class World:
             self.cache.poll()
             if load is None:
                 load = self.cache.load_back(match)
+        if load is not None and not load.done and self.agree is not None:
+            self.clock.now_s += 1.0
+            self.cache.poll()
         if load is not None:
             load.result()
         return load
@@ -312,7 +319,7 @@ class World:
             if text is not None and isinstance(entry.coverage, Checkpoint):
                 chosen = np.flatnonzero(self._lent(match, name, run[:pages]))
                 live = pool.stage(DeviceSlots(np.array([match.live_slots[name]], np.int32)))
-                expected = page_content(self.namespace, name, text, pool.geometry.slot_bytes)
+                expected = self._page(name, text, pool.geometry.slot_bytes)
                 np.testing.assert_array_equal(live[0], expected, err_msg=f"live state of {name}")
             assert not np.any(run[chosen] == HOLE), (name, run)
             got = pool.stage(DeviceSlots(run[chosen]))
@@ -363,10 +370,13 @@ class World:
         for layer in range(len(pool.geometry.layers)):
             pool.load_layer(DeviceSlots(run[pages]), content, rows, layer)
 
+    def _page(self, name: str, prefix: bytes, size: int) -> ByteArray:
+        return page_content(self.namespace, name + self.place, prefix, size)
+
     def _content(self, name: str, pool, prompt: bytes, pages: Sequence[int]) -> ByteArray:
         ends = [((page + 1) * PAGE + self.model.draft_lookahead) * 4 for page in pages]
         return (
-            np.stack([page_content(self.namespace, name, prompt[:end], pool.geometry.slot_bytes) for end in ends])
+            np.stack([self._page(name, prompt[:end], pool.geometry.slot_bytes) for end in ends])
             if len(pages)
             else np.empty((0, pool.geometry.slot_bytes), np.uint8)
         )

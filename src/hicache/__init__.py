@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from hicache.cache import SidecarPoolSpec as SidecarPoolSpec
     from hicache.cache import UnifiedRadixCache as UnifiedRadixCache
     from hicache.config import CacheConfig as CacheConfig
+    from hicache.controller import DistributedAgree as DistributedAgree
     from hicache.controller import HybridCacheController as HybridCacheController
     from hicache.coverage import Checkpoint as Checkpoint
     from hicache.coverage import Coverage as Coverage
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from hicache.errors import ConfigError as ConfigError
     from hicache.errors import InvariantError as InvariantError
     from hicache.errors import QueueFullError as QueueFullError
+    from hicache.errors import RankError as RankError
     from hicache.errors import StorageError as StorageError
     from hicache.errors import TransferError as TransferError
     from hicache.keys import Namespace as Namespace
@@ -43,6 +45,7 @@ else:
         "SidecarPoolSpec": "hicache.cache",
         "UnifiedRadixCache": "hicache.cache",
         "CacheConfig": "hicache.config",
+        "DistributedAgree": "hicache.controller",
         "HybridCacheController": "hicache.controller",
         "Checkpoint": "hicache.coverage",
         "Coverage": "hicache.coverage",
@@ -54,6 +57,7 @@ else:
         "ConfigError": "hicache.errors",
         "InvariantError": "hicache.errors",
         "QueueFullError": "hicache.errors",
+        "RankError": "hicache.errors",
         "StorageError": "hicache.errors",
         "TransferError": "hicache.errors",
         "Namespace": "hicache.keys",

@@ -29,6 +29,10 @@ class StorageError(CacheError):
     """A storage backend failed as a whole. Serving goes on without it."""
 
 
+class RankError(CacheError):
+    """Ranks have come to differ, or one is gone: nothing can be agreed any more. End all ranks and start them again."""
+
+
 class ClosedError(CacheError):
     """The cache was closed; build a new one."""
 

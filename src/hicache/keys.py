@@ -88,6 +88,11 @@ class Namespace:
         }
         object.__setattr__(self, "fingerprint", digest_parts(parts))
 
+    @property
+    def tenancy(self) -> bytes:
+        """What of it does not depend on where a rank stands: the same on every rank for the same request."""
+        return f"{self.model}\0{self.adapter}\0{self.salt}\0{self.page_size}".encode("utf-8", "surrogatepass")
+
     def with_salt(self, salt: str) -> "Namespace":
         """The same namespace for another tenant; "" is the shared one."""
         return replace(self, salt=salt)

@@ -3,6 +3,7 @@
 import ctypes
 import mmap
 import os
+import threading
 from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
@@ -48,7 +49,8 @@ class HostArena:
         if kind is ArenaKind.HUGE:
             mapping.madvise(mmap.MADV_HUGEPAGE)
         data = np.frombuffer(mapping, np.uint8)
-        _open_mappings[mapping] = (data.ctypes.data, nbytes)
+        with _mappings_lock:
+            _open_mappings[mapping] = (data.ctypes.data, nbytes)
         return cls(data, lambda: _unmap(mapping, descriptor), descriptor)
 
     @property
@@ -87,6 +89,9 @@ def available_memory_bytes(root: Path = Path("/")) -> int:
 _open_mappings: WeakKeyDictionary[mmap.mmap, tuple[int, int]] = WeakKeyDictionary()
 """Address and size of every arena mapped by this process: what was promised may not be touched yet."""
 
+_mappings_lock = threading.Lock()
+"""Held while that is changed or counted: caches may be built and closed on several threads."""
+
 
 def _map(nbytes: int, descriptor: int | None) -> mmap.mmap:
     if descriptor is None:
@@ -96,7 +101,8 @@ def _map(nbytes: int, descriptor: int | None) -> mmap.mmap:
 
 
 def _unmap(mapping: mmap.mmap, descriptor: int | None) -> None:
-    del _open_mappings[mapping]
+    with _mappings_lock:
+        del _open_mappings[mapping]
     # A view that is still about keeps the mapping; the memory behind it goes back all the same.
     mapping.madvise(mmap.MADV_DONTNEED if descriptor is None else mmap.MADV_REMOVE)
     if descriptor is not None:
@@ -104,7 +110,8 @@ def _unmap(mapping: mmap.mmap, descriptor: int | None) -> None:
 
 
 def _promised_bytes() -> int:
-    return sum(nbytes - _resident_bytes(address, nbytes) for _, (address, nbytes) in _open_mappings.items())
+    with _mappings_lock:
+        return sum(nbytes - _resident_bytes(address, nbytes) for _, (address, nbytes) in _open_mappings.items())
 
 
 def _resident_bytes(address: int, nbytes: int) -> int:

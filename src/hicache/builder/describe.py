@@ -22,7 +22,8 @@ class PoolDescription:
 
     `layers[i]` is the model layer that writes the pool's layer i. `readers` are pairs (model layer, pool layer): layers
     that own nothing and read what another layer wrote. With `chunk_tokens`, a token sees its own chunk of so many
-    tokens only, and the coverage is `Window(chunk_tokens)`.
+    tokens only, and the coverage is `Window(chunk_tokens)`. `replicated`: ranks that share the layers hold equal bytes
+    in it, and reach one store; then one of them writes its pages, and all read them.
     """
 
     name: str
@@ -33,6 +34,7 @@ class PoolDescription:
     packed_drafts: tuple[PoolGeometry, ...] = ()
     readers: tuple[tuple[int, int], ...] = ()
     chunk_tokens: int | None = None
+    replicated: bool = False
 
     def map_layer(self, layer: int) -> int | None:
         """The pool's layer that model layer `layer` writes or reads."""

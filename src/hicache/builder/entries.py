@@ -33,6 +33,7 @@ def make_entry(
             layer_mapper=pool.map_layer,
             coverage=pool.coverage,
             derived_from=pool.derived_from,
+            replicated=pool.replicated,
             packed_draft_device_pools=tuple(
                 device_pool(f"{pool.name}.draft{index}", draft, device_slots)
                 for index, draft in enumerate(pool.packed_drafts)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
+from hicache.errors import InvariantError
 from hicache.transfer import LayerProgress
 
 
@@ -19,7 +20,10 @@ class Load:
 
     @property
     def done(self) -> bool:
-        """Whether the load has ended, so that `result` will not block. Never blocks itself."""
+        """Whether the load has ended, so that `result` will not block. Never blocks itself.
+
+        With several ranks it is so once a `poll` has told that it ended on all of them, or that it takes too long.
+        """
         return all(progress.ended for progress in self._progress)
 
     def wait(self, layer: int) -> None:
@@ -30,14 +34,46 @@ class Load:
         """
         for progress in self._progress:
             if not progress.wait(layer, self._timeout_s):
-                self._ran_ahead = True
+                progress.ran_ahead = self._ran_ahead = True
+
+    def wait_end(self) -> None:
+        """Block until the load has ended on this rank, or takes too long."""
+        for progress in self._progress:
+            progress.wait_end(self._timeout_s)
 
     def result(self) -> int:
         """Block until the load has ended; the tokens that are really there, `tokens` if all went well.
 
-        When they are fewer, what was computed on top is void: drop the step and plan the request again.
+        When they are fewer, what was computed on top is void: drop the step and plan the request again. With several
+        ranks it asks nobody and does not block: it raises InvariantError unless the load is `done`.
         """
-        for progress in self._progress:
-            progress.wait_end(self._timeout_s)
+        self.wait_end()
         good = self._settle()
         return 0 if self._ran_ahead else min(self.tokens, good)
+
+
+class SharedLoad(Load):
+    """A load on several ranks: it is done, and has a result, in the same step on all of them."""
+
+    def __init__(
+        self,
+        tokens: int,
+        progress: Sequence[LayerProgress],
+        timeout_s: float,
+        settle: Callable[[], int],
+        agreed: Callable[[], bool],
+    ) -> None:
+        super().__init__(tokens, progress, timeout_s, settle)
+        self._agreed = agreed
+
+    @property
+    def done(self) -> bool:
+        """Whether all ranks know how it ended, by the last `poll`."""
+        return self._agreed()
+
+    def result(self) -> int:
+        """The tokens that are there on every rank; 0 when any rank went on without a layer, or nobody can tell."""
+        if not self.done:
+            raise InvariantError("not every rank has told how this load ended; call wait_end(), then poll() until done")
+        good = self._settle()
+        return 0 if any(progress.void for progress in self._progress) else min(self.tokens, good)

@@ -1,11 +1,11 @@
 """The door: everything an engine asks of the cache, on one thread, and nothing that blocks on I/O but `Load.wait`."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 from hicache.cache.account import Lookup
 from hicache.cache.audit import audit
-from hicache.cache.load import Load
+from hicache.cache.load import Load, SharedLoad
 from hicache.cache.match import Match
 from hicache.cache.registration import SidecarPoolSpec, prepare, require_no_requests
 from hicache.cache.retraction import Retracted, restore, retract
@@ -17,7 +17,7 @@ from hicache.errors import ClosedError, ConfigError
 from hicache.keys import TOKEN_BYTES, Namespace
 from hicache.pools import PoolEntry, SlotAllocator
 from hicache.storage import PageStore
-from hicache.transfer import Event
+from hicache.transfer import Event, LayerProgress
 from hicache.tree import Span, Wish
 from hicache.units import DeviceSlots, PoolName, Tier
 
@@ -93,6 +93,7 @@ class UnifiedRadixCache:
         raw = token_bytes(tokens)
         timeout = self._prefetch_timeout_s if timeout_s is None else timeout_s
         self._require_lookahead(namespace)
+        self._controller.note_request(namespace, raw)
         return self._controller.prefetch(namespace.fingerprint, raw, self._reusable_pages(raw), timeout)
 
     def cancel_prefetch(self, prefetch: Prefetch) -> None:
@@ -120,6 +121,7 @@ class UnifiedRadixCache:
         self._require_open()
         self._require_lookahead(namespace)
         raw = token_bytes(tokens)
+        self._controller.note_request(namespace, raw)
         state = self._controller.state
         found = state.tree.match(namespace.fingerprint, raw, self._reusable_pages(raw))
         match = Match(state, self._page_size, Lookup(namespace, raw, found, prefetch, Wish(priority, ttl_s)))
@@ -144,7 +146,7 @@ class UnifiedRadixCache:
             span, back = match.span, LoadBack((), {})
         match.start_load(span, back)
         progress = [op.progress for op in back.ops]
-        return Load(match.length_tokens, progress, self._transfer_timeout_s, partial(self._settle, match))
+        return self._load(match, progress, partial(self._settle, match))
 
     def allocate(
         self, match: Match, new_tokens: int, *, checkpoint: bool = False
@@ -245,7 +247,7 @@ class UnifiedRadixCache:
         if back is None and not match.is_lost:
             return None
         progress = () if back is None else back.progress
-        return Load(match.length_tokens, progress, self._transfer_timeout_s, partial(self._settle_return, match))
+        return self._load(match, progress, partial(self._settle_return, match))
 
     def retraction_discard(self, retracted: Retracted, after: Event | None = None) -> None:
         """End a retracted request at any stage, as `release` of its match does: everything is given back."""
@@ -314,6 +316,11 @@ class UnifiedRadixCache:
         self._require_open()
         return cache_stats(self._controller, self._device_allocators, self._matches.values())
 
+    def digest(self) -> bytes:
+        """SHA-256 of all that the tree holds in memory, the same on ranks that decided alike. Looks at every node."""
+        self._require_open()
+        return self._controller.state.tree.digest()
+
     def audit(self) -> None:
         """Raises InvariantError unless every slot is exactly one of free, cached, lent and in flight."""
         self._require_open()
@@ -331,6 +338,7 @@ class UnifiedRadixCache:
         state = self._controller.state
         inserted = raw[: (pages * self._page_size + self._lookahead) * TOKEN_BYTES]
         first, runs = match.offer(pages, checkpoints)
+        self._controller.note_request(match.namespace, inserted[first * self._page_size * TOKEN_BYTES :])
         result = state.tree.insert(match.namespace.fingerprint, inserted, first, runs, wish=match.wish)
         match.handed_over(result, first, pages, checkpoints, after)
         self._controller.computed(match.span, after)
@@ -339,17 +347,33 @@ class UnifiedRadixCache:
         if match.use():
             self._controller.used(span)
 
+    def _load(self, match: Match, progress: Sequence[LayerProgress], settle: Callable[[], int]) -> Load:
+        timeout_s, begun_s = self._transfer_timeout_s, self._controller.now()
+        if self._controller.alone:
+            return Load(match.length_tokens, progress, timeout_s, settle)
+
+        def agreed() -> bool:
+            return match.is_lost or not match.loading or self._controller.now() - begun_s > timeout_s
+
+        return SharedLoad(match.length_tokens, progress, timeout_s, settle, agreed)
+
+    def _poll_if_alone(self) -> None:
+        """One rank may settle at any time; several do so together, in `poll`."""
+        if self._controller.alone:
+            self._controller.poll()
+
     def _settle(self, match: Match) -> int:
-        self._controller.poll()
+        self._poll_if_alone()
+        given_up = match.loading and not self._controller.alone
         if match.loading:
             load = match.abandon_load()
             if load is not None:
                 self._controller.give_up(load, match)
         match.shortness_known()
-        return match.shared_tokens
+        return 0 if given_up else match.shared_tokens
 
     def _settle_return(self, match: Match) -> int:
-        self._controller.poll()
+        self._poll_if_alone()
         if match.returning:
             load = match.abandon_return()
             if load is not None:

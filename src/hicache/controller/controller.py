@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from hicache.controller.agree import Agree
+from hicache.controller.agree import Agree, Subject
 from hicache.controller.background import Background
 from hicache.controller.backup import Backups
 from hicache.controller.computing import AllOf, Computing
@@ -20,6 +20,7 @@ from hicache.controller.state import State
 from hicache.controller.stores import Attachment, Stores
 from hicache.coverage import Coverage
 from hicache.errors import ConfigError, StorageError
+from hicache.keys import Namespace
 from hicache.pools import HostPool, HostPoolGroup, PoolEntry
 from hicache.storage import PageStore
 from hicache.transfer.executor import Executor
@@ -126,6 +127,16 @@ class HybridCacheController:
     def state(self) -> State:
         """Tree, group, what is in flight, counters."""
         return self._state
+
+    @property
+    def alone(self) -> bool:
+        """Whether there is one rank."""
+        return self._agree.ranks == 1
+
+    def note_request(self, namespace: Namespace, tokens: bytes) -> None:
+        """Every rank is given these tokens (little-endian uint32) in this step; where a rank is not, all will know."""
+        if not self.alone:
+            self._agree.note(Subject.REQUESTS, namespace.tenancy, tokens)
 
     @property
     def fetches(self) -> Fetches:
@@ -238,8 +249,7 @@ class HybridCacheController:
 
     def poll(self) -> None:
         """Settle what the workers have finished. Once per scheduler step, whatever the step does."""
-        self._state.dispatcher.poll()
-        self._state.free_deferred()
+        self._state.poll(self._clock())
         self._state.free_quarantined()
         now_s = self.now()
         self._state.tree.advance(now_s)
@@ -249,7 +259,7 @@ class HybridCacheController:
         self._close_detached()
 
     def now(self) -> float:
-        """The time that all ranks agree on, in seconds."""
+        """The time that all ranks agree on, in seconds; with several of them, that of the last `poll`."""
         return self._agree.now(self._clock())
 
     def close(self) -> None:

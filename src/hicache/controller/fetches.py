@@ -12,7 +12,6 @@ from hicache.controller.state import State, present, spread
 from hicache.controller.stores import Attachment
 from hicache.coverage import Full
 from hicache.keys import KEY_BYTES, TOKEN_BYTES
-from hicache.storage import chain_keys
 from hicache.transfer.messages import Completion, Fetch, StoredPages
 from hicache.tree import Pin, Receipt, TreeMatch
 from hicache.units import HOLE, BoolArray, HostSlots, Int32Array, PageRange, PoolName, Tier
@@ -141,7 +140,7 @@ class Fetches:
     def _submit(self, op: FetchOp, batch: PageRange) -> None:
         state = self._state
         prefix = op.prefix
-        parent = prefix.key(batch.start - 1) if batch.start else prefix.namespace
+        parent = prefix.key(batch.start - 1) if batch.start else None
         keys = prefix.keys[batch.start * KEY_BYTES : batch.stop * KEY_BYTES]
         content, host = [], {}
         for pool, run in op.slots.items():
@@ -150,7 +149,7 @@ class Fetches:
                 continue
             host[pool] = HostSlots(run[batch.start : batch.stop][taken])
             for member in state.members(pool):
-                chain = chain_keys(prefix.namespace, member, parent, keys)
+                chain = state.storage_keys(prefix.namespace, member, parent, keys)
                 chosen = tuple(chain[page] for page in np.flatnonzero(taken))
                 content.append(StoredPages(member, chosen, state.views(member, host[pool])))
         for page in op.pages(batch):

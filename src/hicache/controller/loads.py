@@ -159,7 +159,7 @@ class Loads:
         state = self._state
         plan = plan_load(state.group, state.transfers(op.device, op.host))
         message = Load(state.dispatcher.next_id(), plan, op.progress)
-        state.dispatcher.submit(message, InFlight(partial(self._settle, op), device_slots=op.device))
+        state.dispatcher.submit(message, InFlight(partial(self._settle, op), op.device, progress=op.progress))
         for pool, slots in op.host.items():
             self._by_host_slot[pool].update(
                 (int(host), (op, int(device))) for host, device in zip(slots, op.device[pool], strict=True)

@@ -12,7 +12,7 @@ from hicache.controller.state import State
 from hicache.controller.stores import Attachment
 from hicache.pools import PoolTransfer
 from hicache.storage import StorageKey
-from hicache.transfer.messages import Completion, Delete, Event, Message
+from hicache.transfer.messages import Completion, Delete, Event, Load, Message
 from hicache.transfer.progress import LayerProgress
 from hicache.tree import Receipt, Span
 from hicache.units import HOLE, BoolArray, DeviceSlots, HostSlots, Int32Array, PoolName, Tier
@@ -117,7 +117,8 @@ class Parcels:
 
     def move(self, parcel: Parcel, message: Message, settle: Callable[[Completion], None]) -> None:
         """Submit a parcel's transfer. `settle` runs once it has settled, unless nobody wants the parcel any more."""
-        self._state.dispatcher.submit(message, InFlight(partial(self._settled, parcel, settle)))
+        progress = message.progress if isinstance(message, Load) else None
+        self._state.dispatcher.submit(message, InFlight(partial(self._settled, parcel, settle), progress=progress))
         parcel.moving = True
 
     def _settled(self, parcel: Parcel, settle: Callable[[Completion], None], completion: Completion) -> None:

@@ -12,7 +12,6 @@ from hicache.controller.state import State
 from hicache.controller.stores import Attachment
 from hicache.coverage import Coverage, longest_usable
 from hicache.keys import TOKEN_BYTES
-from hicache.storage import chain_keys
 from hicache.transfer.messages import Completion, Query
 from hicache.tree import TreeMatch
 from hicache.units import HOLE, BoolArray, PoolName, Tier
@@ -93,7 +92,7 @@ class Prefetches:
         keys = {}
         for pool, pages in missing.items():
             for member in state.members(pool):
-                chain = chain_keys(prefix.namespace, member, prefix.namespace, prefix.keys)
+                chain = state.storage_keys(prefix.namespace, member, None, prefix.keys)
                 keys[member] = tuple(chain[page] for page in np.flatnonzero(pages))
         message = Query(state.dispatcher.next_id(), attachment.store, keys)
         state.dispatcher.submit(message, InFlight(partial(self._answered, ticket, attachment, missing)))

@@ -8,6 +8,7 @@ import numpy as np
 from hicache.controller.counters import Counters
 from hicache.controller.dispatch import Deferred, Dispatcher, Retired
 from hicache.pools import HostPoolGroup, PoolTransfer
+from hicache.storage import StorageKey, chain_keys
 from hicache.transfer.messages import Event
 from hicache.tree import Eviction, RadixTree, Receipt, Span
 from hicache.units import HOLE, BoolArray, DeviceSlots, HostSlots, Int32Array, PoolName, Tier
@@ -56,6 +57,18 @@ class State:
             result &= good.get(member, np.zeros(pages, dtype=np.bool_))
         return result
 
+    def writes(self, pool: PoolName) -> bool:
+        """Whether this rank puts a pool's pages into storage for all that hold the same."""
+        return self.dispatcher.place.writes(replicated=self.group.get_entry(pool).replicated)
+
+    def storage_keys(self, namespace: bytes, pool: PoolName, before: bytes | None, keys: bytes) -> list[StorageKey]:
+        """What a run of pages is called in storage: `keys` (32 bytes per page), after page `before`, None for the root.
+
+        Ranks that hold other bytes have other keys.
+        """
+        own = self.dispatcher.place.namespace(namespace, replicated=self.group.get_entry(pool).replicated)
+        return chain_keys(own, pool, own if before is None else before, keys)
+
     def views(self, pool: PoolName, slots: HostSlots) -> tuple[memoryview, ...]:
         """Views of host pages, as storage reads and writes them."""
         pages = self.group.get_pool(pool).pages
@@ -70,9 +83,12 @@ class State:
 
     def give_back(self, receipts: Iterable[Receipt], retired: Iterable[Retired], after: Event | None) -> None:
         """Give back pins, and one holder's share of slots, once the computation that needs them has passed `after`."""
-        if after is not None and not after.query():
-            self.deferred.append(Deferred(after, tuple(receipts), tuple(retired)))
-            return
+        if after is None or (self.dispatcher.alone and after.query()):
+            self._give_back(receipts, retired)
+        else:
+            self.deferred.append(Deferred(self.dispatcher.next_id(), after, tuple(receipts), tuple(retired)))
+
+    def _give_back(self, receipts: Iterable[Receipt], retired: Iterable[Retired]) -> None:
         for receipt in receipts:
             self.tree.unpin(receipt)
         for one in retired:
@@ -116,17 +132,26 @@ class State:
             else:
                 self.quarantined.append(one)
 
-    def free_deferred(self) -> None:
-        """Give back what computation needed that has passed by now."""
-        waiting, self.deferred = self.deferred, []
-        for deferred in waiting:
-            self.give_back(deferred.receipts, deferred.retired, deferred.after)
+    def poll(self, now_s: float) -> None:
+        """Settle what workers have finished, and give back what computation needed that has passed, on every rank."""
+        passed = self.dispatcher.poll(self.deferred, now_s, self.standing)
+        self.deferred = [one for one in self.deferred if one not in passed]
+        for one in passed:
+            self._give_back(one.receipts, one.retired)
 
     def wait_deferred(self) -> None:
-        """Give back what is deferred, waiting for its computation."""
-        for deferred in self.deferred:
-            deferred.after.wait()
-        self.free_deferred()
+        """Give back what is deferred, waiting for its computation on this rank."""
+        waiting, self.deferred = self.deferred, []
+        for one in waiting:
+            one.after.wait()
+            self._give_back(one.receipts, one.retired)
+
+    def standing(self) -> bytes:
+        """Numbers that ranks which have decided alike have in common."""
+        free = [self.available(pool, tier) for pool in self.pools for tier in (Tier.DEVICE, Tier.HOST)]
+        held = [self.tree.nodes, self.tree.pins_total(), len(self.deferred), self.dispatcher.newest_id]
+        counts = [self.counters.lookups, self.counters.lookup_tokens, *self.counters.hit_tokens.values()]
+        return np.array([*free, *held, *counts], dtype="<i8").tobytes()
 
     def starts(self, span: Span, pages: Mapping[PoolName, BoolArray]) -> dict[PoolName, int]:
         """Per pool, the first page of a span that is set, counted from the root: pins need to go back no further."""

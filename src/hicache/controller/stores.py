@@ -11,7 +11,7 @@ from hicache.controller.dispatch import InFlight
 from hicache.controller.state import State
 from hicache.coverage import Full
 from hicache.keys import KEY_BYTES
-from hicache.storage import PageStore, chain_keys
+from hicache.storage import PageStore
 from hicache.transfer.messages import Completion, Store, StoredPages
 from hicache.tree import Pin, Receipt, Span
 from hicache.units import HOLE, BoolArray, HostSlots, PoolName, Tier
@@ -82,7 +82,13 @@ class Stores:
             undo.callback(state.tree.unpin, receipt)
             batch = _Batch(span, receipt, attachment, pages, host)
             message = Store(state.dispatcher.next_id(), attachment.store, self._content(batch))
-            state.dispatcher.submit(message, InFlight(partial(self._settle, batch)))
+            elsewhere = {
+                member: len(slots)
+                for pool, slots in host.items()
+                for member in state.members(pool)
+                if not state.writes(member)
+            }
+            state.dispatcher.submit(message, InFlight(partial(self._settle, batch), elsewhere=elsewhere))
             undo.pop_all()
         for pool, slots in host.items():
             self._busy[pool][slots] = True
@@ -92,11 +98,13 @@ class Stores:
         namespace = state.tree.namespace(batch.span)
         keys = state.tree.page_keys(Span(batch.span.node, 0, batch.span.stop))
         first = batch.span.start * KEY_BYTES
-        parent = keys[first - KEY_BYTES : first] if first else namespace
+        parent = keys[first - KEY_BYTES : first] if first else None
         content = []
         for pool, slots in batch.host.items():
             for member in state.members(pool):
-                chain = chain_keys(namespace, member, parent, keys[first:])
+                if not state.writes(member):
+                    continue
+                chain = state.storage_keys(namespace, member, parent, keys[first:])
                 taken = tuple(chain[page] for page in np.flatnonzero(batch.pages[pool]))
                 content.append(StoredPages(member, taken, state.views(member, slots)))
         return tuple(content)

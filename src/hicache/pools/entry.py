@@ -33,7 +33,7 @@ class PoolEntry:
     could free now; it may evict from other pools too, and may raise. The device functions come together, or not at
     all (then no device slots are taken through the group). A pool with `derived_from` lives at the slots of
     that pool and has none of these functions. The layers of `packed_draft_device_pools` lie in this pool's
-    host pages, at this pool's slots.
+    host pages, at this pool's slots. `replicated`: ranks that share a model's layers hold equal bytes in it.
     """
 
     name: PoolName
@@ -51,6 +51,7 @@ class PoolEntry:
     device_free_fn: Callable[[DeviceSlots], None] | None = None
     device_available_fn: Callable[[], int] | None = None
     packed_draft_device_pools: tuple[DevicePool, ...] = ()
+    replicated: bool = False
 
     def with_device_allocator(self, allocator: SlotAllocator) -> "PoolEntry":
         """The same entry, with `allocator` as its device side."""

@@ -91,8 +91,10 @@ class Completion:
     """A transfer has ended: nothing touches its slots any more. `good`: per pool, in order, which pages are right.
 
     A pool that is missing in `good` failed as a whole; `error` is the first thing that went wrong, if anything did.
+    `late`: somebody went on without a layer that had not arrived.
     """
 
     id: int
     good: Mapping[PoolName, BoolArray] = field(default_factory=dict)
     error: str | None = None
+    late: bool = False

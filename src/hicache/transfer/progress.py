@@ -10,6 +10,10 @@ class LayerProgress:
         self._layers = layers
         self._arrived = 0
         self._ended = False
+        self.ran_ahead = False
+        """Whether somebody went on without a layer that had not arrived. Set and read on the owner's thread."""
+        self.void = False
+        """Whether that happened on any rank, as all ranks agree. Set and read on the owner's thread."""
         self._condition = threading.Condition()
 
     @property

@@ -10,6 +10,7 @@ from hicache.tree import evict as eviction
 from hicache.tree import fill, marks, pins, reading, runs, use
 from hicache.tree.check import check
 from hicache.tree.core import Core
+from hicache.tree.digest import digest
 from hicache.tree.freed import Freed
 from hicache.tree.node import DEVICE, HOST, Node
 from hicache.tree.policy import NO_WISH, EvictionPolicy, Lru, Wish
@@ -376,6 +377,10 @@ class RadixTree:
         return missing
 
     # Auditing
+
+    def digest(self) -> bytes:
+        """SHA-256 (32 bytes) of tokens, slots and pins, root by root: equal trees in equal order have equal ones."""
+        return digest(self._core)
 
     def resident(self, pool: PoolName, tier: Tier) -> Int32Array:
         """All slots of a pool in a tier, each as often as the tree has it; int32."""
