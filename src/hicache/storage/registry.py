@@ -50,6 +50,7 @@ class BackendSpec:
 _BUILT_IN = {
     "file": BackendSpec("hicache.storage.openers:open_file", "pip install hicache"),
     "memory": BackendSpec("hicache.storage.openers:open_memory", "pip install hicache"),
+    "s3": BackendSpec("hicache.storage.s3.opener:open_s3", "pip install 'hicache[s3]'"),
     **dict.fromkeys(
         ("redis", "rediss", "valkey", "valkeys"),
         BackendSpec("hicache.storage.valkey.opener:open_valkey", "pip install hicache"),
