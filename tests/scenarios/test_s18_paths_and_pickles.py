@@ -12,12 +12,10 @@ from hicache.keys import Namespace, page_keys
 from hicache.storage import PageStore, chain_keys
 from hicache.storage.file import FileBackend
 from hicache.testing.storage import sample_chain
-from tests.storage.support import files_below, load_pages, page_file, store_pages
+from tests.storage.support import files_below, load_pages, spot, store_pages
 
 NAMES = ["../../x", "/etc/x", "a\0b", "n" * 300, "..", ".", "", "con", "x\n", "ключ", "\ud800"]
-ALLOWED = re.compile(
-    r"hicache-store\.json|journal|pages/[0-9a-f]/[0-9a-f]/[0-9a-f]{32}-[0-9a-f]{32}-[0-9a-f]{16}|tmp/[0-9a-f]{16}\.writer"
-)
+ALLOWED = re.compile(r"hicache-store\.json|journal|pages/[0-9a-f]{12}\.(slots|index)|writers/[0-9a-f]{16}\.writer")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -48,15 +46,17 @@ def test_a_pickle_in_the_place_of_a_page_is_a_damaged_page(tmp_path: Path):
     keys = sample_chain(2)
     store = PageStore(FileBackend(tmp_path / "store"))
     store_pages(store, keys)
-    path = page_file(tmp_path / "store", keys[0])
+    where = spot(tmp_path / "store", keys[0])
     blob = pickle.dumps(Bomb(trap))
-    path.write_bytes(blob.ljust(path.stat().st_size, b"\0"))
+    where.overwrite(blob.ljust(where.value_bytes, b"\0"))
     assert load_pages(store, keys) == [False, True]
     assert store.stats().damaged_pages == 1
     (tmp_path / "store" / "journal").write_bytes(blob)
     store.close()
+    where.path.with_suffix(".index").write_bytes(blob)
     store = PageStore(FileBackend(tmp_path / "store"))
-    assert load_pages(store, keys) == [False, True]
+    assert load_pages(store, keys) == [False, False]
+    assert store_pages(store, keys) == load_pages(store, keys) == [True, True]
     assert not trap.exists()
     store.close()
 

@@ -1,6 +1,5 @@
-"""S21 through the cache: a truncated page file is a miss; the request ends by itself, and mends the file."""
+"""S21 through the cache: a page that is cut short is a miss; the request ends by itself, and writes it anew."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,7 @@ from hicache.keys import page_keys
 from hicache.storage import chain_keys
 from hicache.storage.file import FileBackend
 from hicache.transfer import ThreadExecutor
-from tests.storage.support import page_file
+from tests.storage.support import spot
 from tests.world import DERIVED, PAGE, World, tokens
 
 PROMPT = tokens(*range(6 * PAGE + 1))
@@ -48,13 +47,13 @@ def test_a_truncated_page_is_computed_and_written_again(tmp_path: Path, left_byt
     world.cache.close()
     first = world.namespace.fingerprint
     key = chain_keys(first, pool, first, page_keys(first, PROMPT, PAGE))[3]
-    whole = page_file(tmp_path, key).read_bytes()
-    os.truncate(page_file(tmp_path, key), left_bytes)
+    whole = spot(tmp_path, key).content()
+    spot(tmp_path, key).overwrite(bytes(len(whole) - left_bytes))
     world = world_over(tmp_path)
     assert one_request(world) == {"device": 0, "host": 0, "storage": 3 * PAGE}
     stats = world.cache.stats().storage
     assert stats.written_pages == 1, "the other pages are still good"
-    assert page_file(tmp_path, key).read_bytes() == whole
+    assert spot(tmp_path, key).content() == whole
     world.cache.close()
     world = world_over(tmp_path)
     assert one_request(world)["storage"] == 6 * PAGE

@@ -11,25 +11,25 @@ from hicache.storage import PageStore
 from hicache.storage.file import FileBackend
 from hicache.storage.file.disk import Disk
 from hicache.testing.storage import sample_chain
-from tests.storage.support import PAGE_BYTES, FakeClock, files_below, load_pages, store_pages
+from tests.storage.support import PAGE_BYTES, SLOT_BYTES, FakeClock, load_pages, store_pages, value_bytes
 
 FAILS_AT = 4
 
 
 class FailsOnce(Disk):
-    """The k-th write leaves a file with so many bytes, and an error."""
+    """The k-th write leaves a slot with so many bytes, and an error."""
 
     def __init__(self, left_bytes: int, code: int) -> None:
         self._writes = 0
         self._left_bytes = left_bytes
         self._code = code
 
-    def write(self, handle: int, parts: Sequence[memoryview]) -> None:
+    def write(self, handle: int, parts: Sequence[memoryview], offset: int) -> None:
         self._writes += 1
         if self._writes == FAILS_AT + 1:
-            super().write(handle, [memoryview(b"".join(parts))[: self._left_bytes]])
+            super().write(handle, [memoryview(b"".join(parts))[: self._left_bytes]], offset)
             raise OSError(self._code, os.strerror(self._code))
-        super().write(handle, parts)
+        super().write(handle, parts, offset)
 
 
 @pytest.mark.parametrize("left_bytes", [0, 100, 256, 2000])
@@ -42,7 +42,7 @@ def test_the_hit_is_the_good_prefix_and_the_rest_is_tried_again(tmp_path: Path, 
     assert store_pages(store, keys) == [True] * FAILS_AT + [False] * 4
     assert store.contains(keys).tolist() == [True] * FAILS_AT + [False] * 4
     assert load_pages(store, keys) == [True] * FAILS_AT + [False] * 4
-    assert len(files_below(tmp_path / "pages")) == FAILS_AT
+    assert value_bytes(tmp_path) == FAILS_AT * SLOT_BYTES
     stats = store.stats()
     assert (stats.written_pages, stats.written_bytes) == (FAILS_AT, FAILS_AT * PAGE_BYTES)
     assert (stats.read_bytes, stats.write_failed_pages) == (FAILS_AT * PAGE_BYTES, 4)

@@ -1,4 +1,4 @@
-"""S24: two writers of one key meet at the rename, and a writer is killed in the middle of a page; then it is opened."""
+"""S24: two writers of one key meet before they store it; one is killed in the middle of a page, then it is opened."""
 
 import os
 import signal
@@ -12,29 +12,26 @@ from hicache.storage import PageStore
 from hicache.storage.file import FileBackend
 from hicache.storage.file.disk import Disk
 from hicache.testing.storage import get, put, sample_chain
-from tests.storage.support import REPOSITORY, files_below, load_pages, store_pages, value_bytes
+from tests.storage.support import REPOSITORY, SLOT_BYTES, load_pages, store_pages, value_bytes, writers
 
 
 class InTurn(Disk):
-    """Renames only when the other writer has written too, and notes the temporary names."""
+    """A value is stored only when the other writer has written too; notes where they wrote."""
 
-    def __init__(self, barrier: threading.Barrier, names: list[str]) -> None:
+    def __init__(self, barrier: threading.Barrier, offsets: list[int]) -> None:
         self._barrier = barrier
-        self._names = names
+        self._offsets = offsets
 
-    def write(self, handle: int, parts: Sequence[memoryview]) -> None:
-        super().write(handle, parts)
+    def write(self, handle: int, parts: Sequence[memoryview], offset: int) -> None:
+        self._offsets.append(offset)
+        super().write(handle, parts, offset)
         self._barrier.wait(30)
-
-    def replace(self, source: str, target: str) -> None:
-        self._names.append(source)
-        super().replace(source, target)
 
 
 def test_two_writers_of_one_key(tmp_path: Path):
     [key] = sample_chain(1)
-    barrier, names = threading.Barrier(2), list[str]()
-    first, second = (FileBackend(tmp_path, disk=InTurn(barrier, names)) for _ in range(2))
+    barrier, offsets = threading.Barrier(2), list[int]()
+    first, second = (FileBackend(tmp_path, disk=InTurn(barrier, offsets)) for _ in range(2))
     threads = [
         threading.Thread(target=put, args=(backend, key, letter * 50_000))
         for backend, letter in ((first, b"a"), (second, b"b"))
@@ -43,9 +40,9 @@ def test_two_writers_of_one_key(tmp_path: Path):
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(set(names)) == 2
+    assert len(set(offsets)) == 2
     assert get(first, key, 50_000) in (b"a" * 50_000, b"b" * 50_000)
-    assert value_bytes(tmp_path) == 50_000
+    assert value_bytes(tmp_path) == 13 * 4096
     first.close()
     second.close()
 
@@ -59,8 +56,8 @@ from hicache.testing.storage import sample_chain
 from tests.storage.support import store_pages
 
 class Stops(Disk):
-    def write(self, handle, parts):
-        super().write(handle, [parts[0], parts[1][:1000]])
+    def write(self, handle, parts, offset):
+        super().write(handle, [parts[0][:1000]], offset)
         print("half", flush=True)
         time.sleep(600)
 
@@ -70,17 +67,17 @@ store_pages(PageStore(FileBackend(sys.argv[1], int(sys.argv[2]), disk=Stops())),
 
 
 def test_a_writer_killed_in_the_middle_of_a_page(tmp_path: Path):
-    cap_bytes = 3 * 3256
+    cap_bytes = 3 * SLOT_BYTES
     command = [sys.executable, "-c", STOPS_IN_A_PAGE, str(tmp_path), str(cap_bytes)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=REPOSITORY) as writer:
         assert writer.stdout is not None
         assert writer.stdout.readline() == b"half\n"
         os.kill(writer.pid, signal.SIGKILL)
-    assert value_bytes(tmp_path) == 2 * 3256 + 1256
+    assert value_bytes(tmp_path) == 3 * SLOT_BYTES
     keys = sample_chain(3)
     store = PageStore(FileBackend(tmp_path, cap_bytes))
-    assert value_bytes(tmp_path) == 2 * 3256, "what it left is gone, and its reservation with it"
-    assert len(files_below(tmp_path / "tmp")) == 1
+    assert value_bytes(tmp_path) == 2 * SLOT_BYTES, "its reservation is gone"
+    assert len(writers(tmp_path)) == 1
     assert load_pages(store, keys) == [True, True, False]
     assert store_pages(store, keys) == [True] * 3
     assert load_pages(store, keys) == [True] * 3

@@ -8,7 +8,7 @@ from pathlib import Path
 from hicache.keys import Namespace, page_keys
 from hicache.storage import chain_keys
 from hicache.storage.file import FileBackend
-from tests.storage.support import REPOSITORY
+from tests.storage.support import REPOSITORY, SLOT_BYTES
 
 SCRIPT = """
 import sys
@@ -38,11 +38,11 @@ def test_another_process_finds_every_full_page(tmp_path: Path):
 def test_what_an_earlier_process_left_counts(tmp_path: Path):
     assert run(tmp_path, "write", "1") == 20
     backend = FileBackend(tmp_path)
-    assert backend.used_bytes == 20 * 3256
+    assert backend.used_bytes == 20 * SLOT_BYTES
     backend.close()
-    backend = FileBackend(tmp_path, 7 * 3256)
+    backend = FileBackend(tmp_path, 7 * SLOT_BYTES)
     first = Namespace("model", "weights", "float32", 16, "geometry", salt="tenant").fingerprint
     keys = chain_keys(first, "kv", first, page_keys(first, bytes(range(256)) * 5, 16))
     assert backend.contains(keys).tolist() == [True] * 7 + [False] * 13, "heads stay"
-    assert backend.used_bytes == 7 * 3256
+    assert backend.used_bytes == 7 * SLOT_BYTES
     backend.close()

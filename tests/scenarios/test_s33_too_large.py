@@ -10,7 +10,7 @@ from hicache.storage.memory import MemoryBackend
 from hicache.testing.storage import sample_chain
 from tests.storage.support import load_pages, store_pages, value_bytes
 
-CAP_BYTES = 100_000
+CAP_BYTES = 28 * 4096
 
 
 @pytest.fixture(params=["file", "memory"])

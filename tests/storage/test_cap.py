@@ -1,5 +1,6 @@
 """The byte cap holds at every moment, and what it costs are tails of chains that were used longest ago."""
 
+import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -10,19 +11,20 @@ from hicache.storage.file import FileBackend
 from hicache.storage.file.disk import Disk
 from hicache.storage.memory import MemoryBackend
 from hicache.testing.storage import sample_chain
-from tests.storage.support import PAGE_BYTES, load_pages, page_file, store_pages, value_bytes
+from tests.storage.support import PAGE_BYTES, SLOT_BYTES, disk_bytes, load_pages, set_used, store_pages, value_bytes
 
-VALUE_BYTES = PAGE_BYTES + 256
+EXTENTS_BYTES = 4 * 4096
+"""What the file system may need to keep track of four files full of holes."""
 
 BACKENDS: list[Callable[[Path, int], StorageBackend]] = [
-    lambda folder, cap_bytes: FileBackend(folder, cap_bytes),
-    lambda folder, cap_bytes: MemoryBackend(cap_bytes),
+    lambda folder, pages: FileBackend(folder, pages * SLOT_BYTES),
+    lambda folder, pages: MemoryBackend(pages * (PAGE_BYTES + 256)),
 ]
 
 
 @pytest.fixture(params=BACKENDS, ids=["file", "memory"])
 def make(request, tmp_path: Path):
-    return lambda pages: PageStore(request.param(tmp_path / "store", pages * VALUE_BYTES))
+    return lambda pages: PageStore(request.param(tmp_path / "store", pages))
 
 
 def test_the_oldest_chain_goes_and_from_its_tail(make):
@@ -83,34 +85,68 @@ def test_a_branch_keeps_what_it_shares(make):
 
 
 class MeasuringDisk(Disk):
-    """Notes the most bytes that ever lay in the store, looking after each call."""
+    """Notes the most bytes that ever lay in the store, looking after each call that may take or give room."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
         self.most_bytes = 0
 
     def _look(self) -> None:
-        self.most_bytes = max(self.most_bytes, value_bytes(self._root))
+        self.most_bytes = max(self.most_bytes, disk_bytes(self._root))
 
-    def write(self, handle: int, parts: Sequence[memoryview]) -> None:
-        super().write(handle, parts)
+    def allocate(self, handle: int, offset: int, size_bytes: int) -> None:
+        super().allocate(handle, offset, size_bytes)
         self._look()
 
-    def replace(self, source: str, target: str) -> None:
-        super().replace(source, target)
+    def write(self, handle: int, parts: Sequence[memoryview], offset: int) -> None:
+        super().write(handle, parts, offset)
         self._look()
 
 
 def test_never_more_than_the_cap_also_while_pages_are_written_anew(tmp_path: Path):
     disk = MeasuringDisk(tmp_path)
-    cap_bytes = 10 * VALUE_BYTES + 100
+    cap_bytes = 10 * SLOT_BYTES + 100
     backend = FileBackend(tmp_path, cap_bytes, disk=disk)
     store = PageStore(backend)
     for i in range(12):
         assert any(store_pages(store, sample_chain(3, chain=str(i))))
-        backend.write(sample_chain(1, chain=str(i)), [[memoryview(bytes(VALUE_BYTES))]])
+        backend.write(sample_chain(1, chain=str(i)), [[memoryview(bytes(PAGE_BYTES))]])
         assert backend.used_bytes == value_bytes(tmp_path)
-    assert 9 * VALUE_BYTES < disk.most_bytes <= cap_bytes
+        assert backend.disk_bytes == disk_bytes(tmp_path)
+    assert 9 * SLOT_BYTES < disk.most_bytes <= cap_bytes
+    store.close()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_pages_of_many_sizes_share_one_cap(tmp_path: Path, seed: int):
+    """What one size does not need any more goes back to the disk before anything is dropped for another."""
+    source = random.Random(seed)
+    disk, cap_bytes = MeasuringDisk(tmp_path), 60 * 4096
+    backend = FileBackend(tmp_path, cap_bytes, disk=disk)
+    store = PageStore(backend)
+    for i in range(120):
+        size_bytes = source.choice([100, 5000, 20_000, 50_000])
+        keys = sample_chain(source.randint(1, 3), chain=str(source.randrange(40)), pool=f"of {size_bytes}")
+        if source.random() < 0.2:
+            store.delete(keys)
+        done = store_pages(store, keys, size_bytes)
+        assert done == sorted(done, reverse=True), f"{i}: a tail without its head"
+        assert all(yes or size_bytes > 10_000 for yes in done)
+        assert backend.used_bytes == value_bytes(tmp_path)
+        assert backend.disk_bytes <= disk_bytes(tmp_path) <= backend.disk_bytes + EXTENTS_BYTES
+        assert backend.disk_bytes <= cap_bytes
+    assert cap_bytes // 2 < disk.most_bytes <= cap_bytes + EXTENTS_BYTES
+    store.close()
+
+
+def test_a_page_of_another_size_takes_the_room_of_deleted_ones_not_of_stored_ones(tmp_path: Path):
+    store = PageStore(FileBackend(tmp_path, 8 * 4096))
+    kept, gone = sample_chain(2, chain="kept"), sample_chain(4, chain="gone")
+    store_pages(store, [*kept, *gone], 3000)
+    store.delete(gone[2:])
+    assert store_pages(store, sample_chain(1, chain="big"), 10_000) == [True]
+    assert store.contains([*kept, *gone]).tolist() == [True] * 4 + [False] * 2
+    assert disk_bytes(tmp_path) <= 8 * 4096
     store.close()
 
 
@@ -119,26 +155,24 @@ def test_old_files_count_and_a_smaller_cap_is_kept_from_the_start(tmp_path: Path
     store = PageStore(FileBackend(tmp_path))
     store_pages(store, keys)
     store.close()
-    backend = FileBackend(tmp_path, 4 * VALUE_BYTES)
-    assert backend.used_bytes == value_bytes(tmp_path) == 4 * VALUE_BYTES
+    backend = FileBackend(tmp_path, 4 * SLOT_BYTES)
+    assert backend.used_bytes == value_bytes(tmp_path) == disk_bytes(tmp_path) == 4 * SLOT_BYTES
     assert backend.contains(keys).tolist() == [True] * 4 + [False] * 6
     backend.close()
 
 
 def test_what_was_used_last_is_remembered_over_a_restart(tmp_path: Path):
-    import os
-
     first, second = sample_chain(2, chain="first"), sample_chain(2, chain="second")
     store = PageStore(FileBackend(tmp_path))
     store_pages(store, first)
     store_pages(store, second)
     store.close()
     for i, key in enumerate([*first, *second]):
-        os.utime(page_file(tmp_path, key), (1000 + i, 1000 + i))
+        set_used(tmp_path, key, 1000 + i)
     store = PageStore(FileBackend(tmp_path))
     assert load_pages(store, first) == [True, True]
     store.close()
-    store = PageStore(FileBackend(tmp_path, 4 * VALUE_BYTES))
+    store = PageStore(FileBackend(tmp_path, 4 * SLOT_BYTES))
     store_pages(store, sample_chain(1, chain="new"))
     assert store.contains(first).all()
     assert store.contains(second).tolist() == [True, False]

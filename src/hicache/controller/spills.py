@@ -113,7 +113,7 @@ class Spills:
         for pool, size in sizes.items():
             pages = page_keys(nonce, np.arange(size, dtype="<u4").tobytes(), 1)
             for member in self._state.members(pool):
-                keys[member] = tuple(chain_keys(nonce, member, nonce, pages))
+                keys[member] = tuple(chain_keys(nonce, member, nonce, pages, private=True))
         return keys
 
     def _batch(self, parcel: Parcel, slots: Slots, number: int) -> tuple[Slots, Slots]:

@@ -1,7 +1,7 @@
 """What a storage backend must do: a value is there whole, or it is not there."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 import numpy as np
@@ -23,6 +23,8 @@ class StorageKey:
     pool: PoolName
     page: bytes
     parent: bytes
+    private: bool = field(default=False, compare=False)
+    """Only who wrote the page will ever read it: a store may drop it once its writer is gone. No part of its name."""
 
     def __post_init__(self) -> None:
         if not len(self.namespace) == len(self.page) == len(self.parent) == KEY_BYTES:
@@ -31,11 +33,13 @@ class StorageKey:
             raise InvariantError(f"a page cannot be its own parent: {self}")
 
 
-def chain_keys(namespace: bytes, pool: PoolName, parent: bytes, keys: bytes) -> list[StorageKey]:
+def chain_keys(
+    namespace: bytes, pool: PoolName, parent: bytes, keys: bytes, *, private: bool = False
+) -> list[StorageKey]:
     """One StorageKey per page of a run: `keys` as `page_keys` gives them (32 bytes per page), `parent` before them."""
     pages = [keys[start : start + KEY_BYTES] for start in range(0, len(keys), KEY_BYTES)]
     parents = [parent, *pages[:-1]]
-    return [StorageKey(namespace, pool, page, before) for page, before in zip(pages, parents, strict=False)]
+    return [StorageKey(namespace, pool, page, before, private) for page, before in zip(pages, parents, strict=False)]
 
 
 Buffers: TypeAlias = Sequence[memoryview]

@@ -1,4 +1,4 @@
-"""The file store: one private file per page, in a folder that several processes may share."""
+"""The file store: values in slots of a few private files, in a folder that several processes may share."""
 
 from hicache.storage.file.backend import FileBackend
 

@@ -1,5 +1,6 @@
 """The file store's system calls: bytes go straight between buffers and files that only their owner can read."""
 
+import ctypes
 import os
 from collections.abc import Iterator, Sequence
 
@@ -9,60 +10,70 @@ FOLDER_MODE = 0o700
 _PARTS_PER_CALL = 512
 """Below the kernel's limit on buffers per call (1024)."""
 
+_KEEP_SIZE = 1
+_PUNCH_HOLE = 2
+
+
+def _find_fallocate() -> "ctypes._NamedFuncPointer":
+    function = ctypes.CDLL(None, use_errno=True).fallocate
+    function.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+    function.restype = ctypes.c_int
+    return function
+
+
+_fallocate = _find_fallocate()
+
 
 class Disk:
     """One method per thing done to files; a subclass can make any of them fail. Errors are OSError, as they come."""
 
-    def create(self, path: str) -> int:
-        """Opens a new private file for writing; the caller closes it. FileExistsError if there is one."""
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
+    def open(self, path: str) -> int:
+        """Opens a private file for reading and writing, made if there is none; the caller closes it."""
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, FILE_MODE)
         os.fchmod(handle, FILE_MODE)
         return handle
 
-    def write(self, handle: int, parts: Sequence[memoryview]) -> None:
-        """Writes all parts from the start of the file."""
-        offset = 0
+    def write(self, handle: int, parts: Sequence[memoryview], offset: int) -> None:
+        """Writes all parts, one behind the other."""
         left = [part for part in parts if part.nbytes]
         while left:
             count = os.pwritev(handle, left[:_PARTS_PER_CALL], offset)
             offset += count
             left = _behind(left, count)
 
-    def read(self, path: str, parts: Sequence[memoryview]) -> int:
-        """Fills the parts from the start of the file; returns the file's length in bytes, whether it fits or not."""
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
-            left = [part for part in parts if part.nbytes]
-            offset = 0
-            while left:
-                count = os.preadv(handle, left[:_PARTS_PER_CALL], offset)
-                if count == 0:
-                    return offset
-                offset += count
-                left = _behind(left, count)
-            return os.fstat(handle).st_size
-        finally:
-            os.close(handle)
+    def read(self, handle: int, parts: Sequence[memoryview], offset: int) -> bool:
+        """Fills the parts; False if the file ends before."""
+        left = [part for part in parts if part.nbytes]
+        while left:
+            count = os.preadv(handle, left[:_PARTS_PER_CALL], offset)
+            if count == 0:
+                return False
+            offset += count
+            left = _behind(left, count)
+        return True
 
-    def replace(self, source: str, target: str) -> None:
-        """Gives a file its name, in place of an older file, at once; makes the folder if there is none."""
-        try:
-            os.replace(source, target)
-        except FileNotFoundError:
-            make_folders(os.path.dirname(target))
-            os.replace(source, target)
+    def note(self, handle: int, data: bytes, offset: int) -> None:
+        """Writes a few bytes about slots, at once."""
+        if os.pwrite(handle, data, offset) != len(data):
+            raise OSError("a record of the store could not be written whole")
 
-    def remove(self, path: str) -> None:
-        """Removes a file. FileNotFoundError if there is none."""
-        os.unlink(path)
+    def allocate(self, handle: int, offset: int, size_bytes: int) -> None:
+        """Takes room on the disk for a part of a file, so that writing it can't find the disk full."""
+        os.posix_fallocate(handle, offset, size_bytes)
 
-    def status(self, path: str) -> os.stat_result:
-        """Size and times of a file (not of what a link points to)."""
-        return os.stat(path, follow_symlinks=False)
+    def punch(self, handle: int, offset: int, size_bytes: int) -> None:
+        """Gives the room of a part of a file back; it reads as zeros."""
+        if _fallocate(handle, _KEEP_SIZE | _PUNCH_HOLE, offset, size_bytes) != 0:
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code))
 
-    def touch(self, path: str, used_ns: int) -> None:
-        """Notes when a file was last used, for the next start."""
-        os.utime(path, ns=(used_ns, used_ns), follow_symlinks=False)
+    def size(self, handle: int) -> int:
+        """Length of a file in bytes."""
+        return os.fstat(handle).st_size
+
+    def sync(self, handle: int) -> None:
+        """Returns when all that was written to the file is on the disk."""
+        os.fdatasync(handle)
 
 
 def make_folders(path: str) -> None:

@@ -1,47 +1,34 @@
-"""Processes that share a store take turns, and each learns what the others wrote and removed since its last turn.
+"""Processes that share a store take turns, and each learns which slots the others changed since its last turn.
 
-The journal only speaks between processes that are alive: what a store holds is what its folders list.
+The journal only speaks between processes that are alive: what a store holds is what its records say.
 """
 
 import fcntl
 import os
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from enum import Enum
+from typing import NamedTuple
 
-from hicache.storage.chains import ENTRY_ID_BYTES, EntryId
 from hicache.storage.file.disk import FILE_MODE
 
-_MAGIC = b"hicjnl02"
+_MAGIC = b"hicjnl03"
 _HEADER = struct.Struct("<8s8s")
-_RECORD = struct.Struct(f"<B{ENTRY_ID_BYTES}sQ")
+_CHANGE = struct.Struct("<QQ")
 _LONGEST_BYTES = 4 << 20
 _TURN_S = 0.001
 
 
-class Change(Enum):
-    """What happened to an entry."""
+class Place(NamedTuple):
+    """One slot of a store: the size of its slots in bytes says in which file, and its number where."""
 
-    RESERVED = 1
-    CANCELLED = 2
-    STORED = 3
-    REMOVED = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """One change, with the size of the value in bytes."""
-
-    change: Change
-    entry: EntryId
-    size_bytes: int
+    slot_bytes: int
+    slot: int
 
 
 class Journal:
-    """A lock and a list of changes in one file. Not thread-safe: one thread per object at a time."""
+    """A lock and a list of changed slots in one file. Not thread-safe: one thread per object at a time."""
 
     def __init__(self, path: str, patience_s: float) -> None:
         self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
@@ -60,6 +47,8 @@ class Journal:
                 raise TimeoutError(f"another process has held the store for {self._patience_s:g} s")
             time.sleep(_TURN_S)
         try:
+            if os.fstat(self._handle).st_nlink == 0:
+                raise FileNotFoundError("somebody removed the store's files; open it again")
             yield
         finally:
             fcntl.flock(self._handle, fcntl.LOCK_UN)
@@ -75,24 +64,19 @@ class Journal:
         """Whether another process changed something; cheap, and needs no turn."""
         return os.fstat(self._handle).st_size != self._offset
 
-    def news(self) -> list[Record] | None:
-        """What others changed since the last turn; None: that is not known, list the folders. In a turn only."""
+    def news(self) -> list[Place] | None:
+        """Which slots others changed since the last turn; None: that is not known, read all records. In a turn only."""
         if self._gap or os.pread(self._handle, _HEADER.size, 0) != _HEADER.pack(_MAGIC, self._generation):
             return None
         unread_bytes = os.fstat(self._handle).st_size - self._offset
-        if unread_bytes < 0:
+        if unread_bytes < 0 or unread_bytes % _CHANGE.size:
             return None
         data = os.pread(self._handle, unread_bytes, self._offset)
-        whole = data[: len(data) - len(data) % _RECORD.size]
-        try:
-            records = [Record(Change(kind), entry, size) for kind, entry, size in _RECORD.iter_unpack(whole)]
-        except ValueError:
-            return None
-        self._offset += len(whole)
-        return records
+        self._offset += len(data)
+        return list(dict.fromkeys(Place(*change) for change in _CHANGE.iter_unpack(data)))
 
     def restart(self) -> None:
-        """Makes every process list the folders again. In a turn only."""
+        """Makes every process read all records again. In a turn only."""
         self._gap = True
         self._generation = os.urandom(8)
         os.ftruncate(self._handle, 0)
@@ -101,18 +85,19 @@ class Journal:
         self._gap = False
 
     def catch_up(self) -> None:
-        """After the folders were listed: later news start here. In a turn only."""
+        """When all records are being read: later news start here. In a turn only."""
         size = os.fstat(self._handle).st_size
-        if self._gap or size > _LONGEST_BYTES or not self._read_generation():
+        whole = size >= _HEADER.size and (size - _HEADER.size) % _CHANGE.size == 0
+        if self._gap or size > _LONGEST_BYTES or not whole or not self._read_generation():
             self.restart()
             return
-        self._offset = size - (size - _HEADER.size) % _RECORD.size
+        self._offset = size
 
-    def append(self, record: Record) -> None:
-        """Tells the others. If that fails, they list the folders as soon as it works again. In a turn only."""
+    def append(self, changes: Sequence[Place]) -> None:
+        """Tells the others. If that fails, they read all records as soon as it works again. In a turn only."""
         if self._gap or self._offset > _LONGEST_BYTES:
             self.restart()
-        data = _RECORD.pack(record.change.value, record.entry, record.size_bytes)
+        data = b"".join(_CHANGE.pack(*change) for change in changes)
         self._gap = True
         self._write(data, self._offset)
         self._gap = False
