@@ -4,6 +4,7 @@ import hashlib
 import struct
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 
 from fastcrc import crc32
 
@@ -87,6 +88,7 @@ def decode_header(header: memoryview) -> HeaderInfo | None:
     return HeaderInfo(namespace, pool, page, parent, payload_bytes, payload_crc)
 
 
+@lru_cache(maxsize=64)
 def pool_digest(pool: str) -> bytes:
     """SHA-256 of a pool's name: a header has one size however long the name is."""
     return hashlib.sha256(pool.encode("utf-8", "surrogatepass")).digest()

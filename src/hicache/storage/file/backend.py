@@ -105,10 +105,11 @@ class FileBackend:
         result = ReadResult.nothing(len(keys))
         with self._gate:
             self._learn()
+            used: list[tuple[EntryId, Place]] = []
             for i, (key, buffers) in enumerate(zip(keys, values, strict=True)):
                 entry = entry_id(key)
                 try:
-                    good = self._read(entry, buffers)
+                    good = self._read(entry, buffers, used)
                 except OSError as error:
                     # It may be the disk or only this page: it is written again when it comes by.
                     self._trouble.read_failed(error)
@@ -117,6 +118,7 @@ class FileBackend:
                     continue
                 result.ok[i] = good is True
                 result.damaged[i] = good is False
+            self._ledger.use(used)
         return result
 
     def write(self, keys: Sequence[StorageKey], values: Sequence[Buffers]) -> BoolArray:
@@ -193,8 +195,8 @@ class FileBackend:
             return False
         return True
 
-    def _read(self, entry: EntryId, buffers: Buffers) -> bool | None:
-        """True: read; False: there was a value, and it is damaged; None: there is none."""
+    def _read(self, entry: EntryId, buffers: Buffers, used: list[tuple[EntryId, Place]]) -> bool | None:
+        """True: read, and noted in `used`; False: there was a value, and it is damaged; None: there is none."""
         size_bytes = _size(buffers)
         for _ in range(_READ_TRIES):
             found = self._ledger.view.find(entry)
@@ -215,7 +217,7 @@ class FileBackend:
                 self._discard([entry])
                 return False
             self._suspects.discard(entry)
-            self._ledger.use(entry, place)
+            used.append((entry, place))
             return True
         return None
 
@@ -224,7 +226,8 @@ class FileBackend:
         done = self._write_values(places, values)
         if self._settle(keys, places, done):
             stored[:done] = [place is not None for place in places[:done]]
-            self._suspects.difference_update(entry_id(key) for key, yes in zip(keys, stored, strict=True) if yes)
+            if self._suspects:
+                self._suspects.difference_update(entry_id(key) for key, yes in zip(keys, stored, strict=True) if yes)
             if done and done == len(keys):
                 self._trouble.resume()
 
@@ -261,14 +264,15 @@ class FileBackend:
         ledger, taken = self._ledger, [(i, place) for i, place in enumerate(places) if place is not None]
         try:
             with ledger.turn() as view:
+                now_ns = ledger.now_ns()
                 for i, place in taken:
                     record = view.record(place)
                     if i < done:
                         owner = ledger.writer_id if keys[i].private else NOBODY
-                        stored = Record(State.STORED, ledger.stamp(), owner, record.value_bytes, record.entry)
-                        ledger.change(place, stored, ledger.now_ns())
+                        stored = Record(State.STORED, ledger.stamp, owner, record.value_bytes, record.entry)
+                        ledger.change(place, stored, now_ns)
                     else:
-                        ledger.change(place, Record(State.FREE, ledger.stamp()))
+                        ledger.change(place, Record(State.FREE, ledger.stamp))
                 ledger.free_doubles()
         except OSError as error:
             self._trouble.pause(error)
@@ -285,7 +289,7 @@ class FileBackend:
             with ledger.turn() as view:
                 found = [one for entry in entries if (one := view.find(entry)) is not None]
                 for place, _ in found:
-                    ledger.change(place, Record(State.FREE, ledger.stamp()))
+                    ledger.change(place, Record(State.FREE, ledger.stamp))
                 ledger.tell()
                 for place, _ in found:
                     # A slot that keeps its room on the disk is taken again all the same.

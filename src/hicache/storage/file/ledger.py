@@ -6,7 +6,7 @@ written: a process that is killed anywhere leaves no change that the others don'
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import groupby
 from typing import TypeAlias
@@ -38,6 +38,8 @@ class Ledger:
         self._stale = False
         self._last_ns = 0
         self.view = View()
+        self.stamp = 0
+        """For all changes of the turn."""
         self._journal = Journal(folder.journal_path, patience_s)
         with self._journal.turn():
             folder.living_writers()
@@ -62,6 +64,7 @@ class Ledger:
         """
         with self._lock, self._journal.turn():
             self._learn()
+            self.stamp = self.view.last_stamp = max(self.view.last_stamp + 1, time.time_ns())
             try:
                 yield self.view
             finally:
@@ -77,11 +80,6 @@ class Ledger:
         """Gives a slot another record. In a turn only."""
         self.view.change(place, record, used_ns)
         self._changes[place] = (record, used_ns)
-
-    def stamp(self) -> int:
-        """For the next change. In a turn only."""
-        self.view.last_stamp = max(self.view.last_stamp + 1, time.time_ns())
-        return self.view.last_stamp
 
     def tell(self) -> None:
         """Writes what was changed since the turn began; it does so by itself at the end. In a turn only."""
@@ -104,12 +102,15 @@ class Ledger:
         if record != self.view.record(place):
             self.change(place, record, used_ns)
 
-    def use(self, entry: EntryId, place: Place) -> None:
-        """Notes that an entry was used now."""
+    def use(self, found: Sequence[tuple[EntryId, Place]]) -> None:
+        """Notes that entries were used now."""
+        if not found:
+            return
         now_ns = self.now_ns()
         with self._lock:
-            before_ns = self.view.index.touch(entry, now_ns)
-        if now_ns - before_ns > _TOUCH_NS:
+            index = self.view.index
+            old = [place for entry, place in found if now_ns - index.touch(entry, now_ns) > _TOUCH_NS]
+        for place in old:
             with suppress(OSError):
                 self.file(place.slot_bytes).touch(place.slot, now_ns)
 
@@ -146,14 +147,14 @@ class Ledger:
         alive = self._folder.living_writers()
         left = [place for place, owner in owned.items() if not self._is_kept(place, owner, writing, alive)]
         for place in left:
-            self.change(place, Record(State.FREE, self.stamp()))
+            self.change(place, Record(State.FREE, self.stamp))
         return freed + len(left)
 
     def free_doubles(self) -> int:
         """Frees slots whose values have been replaced; returns how many. In a turn only."""
         doubles = list(self.view.doubles)
         for place in doubles:
-            self.change(place, Record(State.FREE, self.stamp()))
+            self.change(place, Record(State.FREE, self.stamp))
         return len(doubles)
 
     def sync(self) -> None:

@@ -39,7 +39,7 @@ class State(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A slot's state. `stamp` is another one at every change of any slot, and later changes have larger ones.
+    """A slot's state. `stamp` is another one at every turn in which a slot changes, and later ones are larger.
 
     `owner` is the writer of a value that is being written or that nobody else will read, else NOBODY.
     """

@@ -39,7 +39,12 @@ class Room:
             self._has_lost = False
         index = ledger.view.index
         place = None
-        if not self._is_hopeless(entry, size):
+        free = ledger.view.shelf(size).free
+        if self._is_hopeless(entry, size):
+            pass
+        elif free:
+            place = Place(size, next(reversed(free)))
+        else:
             # The pages before it must not be the ones that go.
             index.reserve(entry, size)
             try:
@@ -49,7 +54,7 @@ class Room:
         if place is None:
             index.refuse(entry)
             return None
-        ledger.change(place, Record(State.RESERVED, ledger.stamp(), ledger.writer_id, value_bytes, entry))
+        ledger.change(place, Record(State.RESERVED, ledger.stamp, ledger.writer_id, value_bytes, entry))
         self._writing.add(place)
         return place
 
@@ -75,7 +80,7 @@ class Room:
         if not ledger.is_told(place):
             ledger.tell()
         ledger.file(place.slot_bytes).punch(place.slot)
-        ledger.change(place, Record(State.HOLE, ledger.stamp()))
+        ledger.change(place, Record(State.HOLE, ledger.stamp))
 
     def _is_hopeless(self, entry: EntryId, size: int) -> bool:
         if self._cap_bytes is None:
@@ -88,24 +93,27 @@ class Room:
         while not shelf.free:
             left_bytes = None if self._cap_bytes is None else self._cap_bytes - view.allocated_bytes
             if left_bytes is None or left_bytes >= size:
-                self._grow(shelf, left_bytes)
-            elif not self._punch_free(size) and not self._evict():
+                return self._grow(shelf, left_bytes)
+            if not self._punch_free(size) and not self._evict():
                 return None
         return Place(size, next(reversed(shelf.free)))
 
-    def _grow(self, shelf: Shelf, left_bytes: int | None) -> None:
-        """Takes room from the disk: for a hole, else for new slots at the end, more of them the more there are."""
+    def _grow(self, shelf: Shelf, left_bytes: int | None) -> Place:
+        """Takes room from the disk: for a hole, else for new slots at the end, more of them the more there are.
+
+        Returns the first of them; the others are free.
+        """
         ledger, size = self._ledger, shelf.slot_bytes
         if shelf.holes:
             first, count = next(reversed(shelf.holes)), 1
         else:
             first = len(shelf.records)
-            count = 1 + min(
-                first // 4, (_GROW_BYTES if left_bytes is None else min(_GROW_BYTES, left_bytes - size)) // size
-            )
+            ahead_bytes = _GROW_BYTES if left_bytes is None else min(_GROW_BYTES, left_bytes - size)
+            count = 1 + min(first // 4, ahead_bytes // size)
         ledger.file(size).allocate(first, count)
-        for slot in reversed(range(first, first + count)):
-            ledger.change(Place(size, slot), Record(State.FREE, ledger.stamp()))
+        for slot in reversed(range(first + 1, first + count)):
+            ledger.change(Place(size, slot), Record(State.FREE, ledger.stamp))
+        return Place(size, first)
 
     def _punch_free(self, besides: int) -> bool:
         """Gives one free slot back to the disk, of another size than `besides`; False if there is none."""
@@ -124,7 +132,7 @@ class Room:
         found = [place for entry in victims if (place := ledger.view.place(entry)) is not None]
         if not self._used_elsewhere(victims[0], found[0]):
             for place in found:
-                ledger.change(place, Record(State.FREE, ledger.stamp()))
+                ledger.change(place, Record(State.FREE, ledger.stamp))
         return True
 
     def _used_elsewhere(self, entry: EntryId, place: Place) -> bool:

@@ -27,8 +27,10 @@ class Shelf:
             self.holes[len(self.records)] = None
             self.records.append(_UNSEEN)
         before = self.records[slot]
-        self.free.pop(slot, None)
-        self.holes.pop(slot, None)
+        if before.state is State.FREE:
+            del self.free[slot]
+        elif before.state is State.HOLE:
+            del self.holes[slot]
         if record.state is State.FREE:
             self.free[slot] = None
         elif record.state is State.HOLE:
@@ -80,20 +82,21 @@ class View:
 
     def change(self, place: Place, record: Record, used_ns: int) -> None:
         """Notes that a slot has another record now."""
-        before = self.shelf(place.slot_bytes).put(place.slot, record)
+        size, slot = place
+        before = self.shelf(size).put(slot, record)
         self.last_stamp = max(self.last_stamp, record.stamp)
         self.doubles.pop(place, None)
-        if record.owner == NOBODY:
-            self.owned.pop(place, None)
-        else:
+        if record.owner != NOBODY:
             self.owned[place] = record.owner
+        elif before.owner != NOBODY:
+            del self.owned[place]
         if record.state is State.RESERVED:
-            self.index.reserve(record.entry, place.slot_bytes)
+            self.index.reserve(record.entry, size)
         elif record.state is State.STORED:
             self._store(place, record, used_ns)
         if before.state is State.RESERVED:
-            self.index.cancel(before.entry, place.slot_bytes)
-        elif before.state is State.STORED and (record.state, record.entry) != (State.STORED, before.entry):
+            self.index.cancel(before.entry, size)
+        elif before.state is State.STORED and (record.state is not State.STORED or record.entry != before.entry):
             self._forget(place, before.entry)
 
     def _store(self, place: Place, record: Record, used_ns: int) -> None:
