@@ -201,6 +201,10 @@ class World:
         self.clock = Clock()
         self.texts: dict[Match, bytes] = {}
         """What was computed for an account so far."""
+        self.generation = 0
+        """How often everything was flushed: what is computed now differs from what was computed before."""
+        self.born: dict[Match, int] = {}
+        """The generation of the accounts that were open then: they go on as they are."""
         self.namespace = namespace(self.model)
         config = CacheConfig(
             device_size=self.device_pages * self.model.slot_bytes,
@@ -233,9 +237,9 @@ class World:
         for name, pool in self._device_pools():
             run = np.array(match.slots(self._source(name))[:pages])
             run[~self._lent(match, name, run)] = HOLE
-            self._write(name, pool, run, text)
+            self._write(name, pool, run, text, self._generation(match))
             if name in match.live_slots:
-                content = self._page(name, text, pool.geometry.slot_bytes)[None]
+                content = self._page(name, text, pool.geometry.slot_bytes, self._generation(match))[None]
                 slots = DeviceSlots(np.array([match.live_slots[name]], np.int32))
                 for layer in range(len(pool.geometry.layers)):
                     pool.load_layer(slots, content, HostSlots(np.zeros(1, np.int32)), layer)
@@ -300,7 +304,7 @@ class World:
     def write(self, name: str, run: np.ndarray, text: bytes) -> None:
         """Write the right bytes of a text to slots of one device pool, page by page."""
         pools = dict(self._device_pools())
-        self._write(name, pools[name], np.asarray(run), text)
+        self._write(name, pools[name], np.asarray(run), text, self.generation)
 
     # What is right
 
@@ -319,11 +323,12 @@ class World:
             if text is not None and isinstance(entry.coverage, Checkpoint):
                 chosen = np.flatnonzero(self._lent(match, name, run[:pages]))
                 live = pool.stage(DeviceSlots(np.array([match.live_slots[name]], np.int32)))
-                expected = self._page(name, text, pool.geometry.slot_bytes)
+                expected = self._page(name, text, pool.geometry.slot_bytes, self._generation(match))
                 np.testing.assert_array_equal(live[0], expected, err_msg=f"live state of {name}")
             assert not np.any(run[chosen] == HOLE), (name, run)
             got = pool.stage(DeviceSlots(run[chosen]))
-            want = self._content(name, pool, match.tokens if text is None else text, chosen.tolist())
+            prompt, generation = match.tokens if text is None else text, self._generation(match)
+            want = self._content(name, pool, prompt, chosen.tolist(), generation)
             np.testing.assert_array_equal(got, want, err_msg=f"pool {name}")
 
     def cached(self, prompt: bytes) -> tuple[int, int]:
@@ -363,26 +368,29 @@ class World:
             for index, draft in enumerate(entry.packed_draft_device_pools):
                 yield f"{entry.name}.draft{index}", draft
 
-    def _write(self, name: str, pool, run: np.ndarray, prompt: bytes) -> None:
+    def _write(self, name: str, pool, run: np.ndarray, prompt: bytes, generation: int = 0) -> None:
         pages = np.flatnonzero(run != HOLE)
-        content = self._content(name, pool, prompt, pages.tolist())
+        content = self._content(name, pool, prompt, pages.tolist(), generation)
         rows = HostSlots(np.arange(len(pages), dtype=np.int32))
         for layer in range(len(pool.geometry.layers)):
             pool.load_layer(DeviceSlots(run[pages]), content, rows, layer)
 
-    def _page(self, name: str, prefix: bytes, size: int) -> ByteArray:
-        return page_content(self.namespace, name + self.place, prefix, size)
+    def _generation(self, match: Match) -> int:
+        return self.born.get(match, self.generation)
 
-    def _content(self, name: str, pool, prompt: bytes, pages: Sequence[int]) -> ByteArray:
+    def _page(self, name: str, prefix: bytes, size: int, generation: int) -> ByteArray:
+        return page_content(self.namespace, name + self.place, prefix, size, generation)
+
+    def _content(self, name: str, pool, prompt: bytes, pages: Sequence[int], generation: int) -> ByteArray:
         ends = [((page + 1) * PAGE + self.model.draft_lookahead) * 4 for page in pages]
         return (
-            np.stack([self._page(name, prompt[:end], pool.geometry.slot_bytes) for end in ends])
+            np.stack([self._page(name, prompt[:end], pool.geometry.slot_bytes, generation) for end in ends])
             if len(pages)
             else np.empty((0, pool.geometry.slot_bytes), np.uint8)
         )
 
 
-def page_content(owner: Namespace, pool: str, prefix: bytes, size: int) -> ByteArray:
-    """The bytes of one page: they follow from the namespace, the pool and all tokens up to its end."""
-    seed = hashlib.sha256(owner.fingerprint + pool.encode() + b"\0" + prefix).digest()
+def page_content(owner: Namespace, pool: str, prefix: bytes, size: int, generation: int = 0) -> ByteArray:
+    """The bytes of one page: they follow from the namespace, the pool, all tokens up to its end, and the generation."""
+    seed = hashlib.sha256(b"%d" % generation + owner.fingerprint + pool.encode() + b"\0" + prefix).digest()
     return np.frombuffer(hashlib.shake_128(seed).digest(size), dtype=np.uint8)

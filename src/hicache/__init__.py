@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from hicache.builder import build_kv_cache as build_kv_cache
     from hicache.builder import maybe_register_hicache_draft as maybe_register_hicache_draft
     from hicache.cache import Cache as Cache
+    from hicache.cache import Flushed as Flushed
     from hicache.cache import Retracted as Retracted
     from hicache.cache import SidecarPoolSpec as SidecarPoolSpec
     from hicache.cache import UnifiedRadixCache as UnifiedRadixCache
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from hicache.errors import CapacityError as CapacityError
     from hicache.errors import ClosedError as ClosedError
     from hicache.errors import ConfigError as ConfigError
+    from hicache.errors import InUseError as InUseError
     from hicache.errors import InvariantError as InvariantError
     from hicache.errors import QueueFullError as QueueFullError
     from hicache.errors import RankError as RankError
@@ -41,6 +43,7 @@ else:
         "build_kv_cache": "hicache.builder",
         "maybe_register_hicache_draft": "hicache.builder",
         "Cache": "hicache.cache",
+        "Flushed": "hicache.cache",
         "Retracted": "hicache.cache",
         "SidecarPoolSpec": "hicache.cache",
         "UnifiedRadixCache": "hicache.cache",
@@ -55,6 +58,7 @@ else:
         "CapacityError": "hicache.errors",
         "ClosedError": "hicache.errors",
         "ConfigError": "hicache.errors",
+        "InUseError": "hicache.errors",
         "InvariantError": "hicache.errors",
         "QueueFullError": "hicache.errors",
         "RankError": "hicache.errors",

@@ -21,6 +21,10 @@ class QueueFullError(CacheError):
         self.retry_after_s = retry_after_s
 
 
+class InUseError(CacheError):
+    """Requests run on what was to be taken away. Ask again when they have ended, or force it."""
+
+
 class TransferError(CacheError):
     """A copy between tiers failed. The bytes at its destination are not to be used."""
 

@@ -2,8 +2,9 @@
 
 import random
 
-from hicache.cache import Load, Match, Retracted
+from hicache.cache import Flush, Load, Match, Retracted
 from hicache.controller import Prefetch
+from hicache.errors import InUseError
 from hicache.storage import PageStore
 from hicache.storage.memory import MemoryBackend
 from hicache.testing.simulator import FaultRates, SimulatedExecutor
@@ -70,6 +71,7 @@ class Driver:
     ) -> None:
         self.requests: list[Request] = []
         self.tickets: list[tuple[bytes, Prefetch]] = []
+        self.flushes: list[Flush] = []
         self.backend = Shelf()
         self.executor = SimulatedExecutor(seed, rates)
         self.world = World(
@@ -223,6 +225,22 @@ class Driver:
             self.backend = Shelf()
         self.cache.attach_storage_backend(PageStore(self.backend))
 
+    def flush(self, *, force: bool, everything: bool) -> None:
+        """All that was computed so far is void: what is computed from now on has other bytes."""
+        running = [request for request in self.requests if not request.match.flushed]
+        try:
+            flush = self.cache.flush(None if everything else self.world.namespace, force=force)
+        except InUseError:
+            assert running
+            assert not force
+            return
+        assert force or not running
+        for request in running:
+            self.world.born[request.match] = self.world.generation
+            assert request.match.flushed
+        self.world.generation += 1
+        self.flushes.append(flush)
+
     def forget_and_serve(self, prompt: bytes, *, stored: bool) -> None:
         """What a busy server does to a prompt that comes again later."""
         for tier in (Tier.DEVICE, Tier.HOST) if stored else (Tier.DEVICE,):
@@ -233,6 +251,20 @@ class Driver:
         for _ in range(20):
             self.cache.poll()
         self.world.serve(prompt, ticket)
+
+    def flush_under_way(self, prompt: bytes, polls: int) -> None:
+        """A prompt is on its way from storage when everything is flushed, and comes again at once."""
+        for tier in (Tier.DEVICE, Tier.HOST):
+            self.cache.evict(tier)
+        ticket = self.cache.prefetch(prompt, self.world.namespace)
+        for _ in range(polls):
+            self.cache.poll()
+        self.flush(force=True, everything=True)
+        again = self.cache.prefetch(prompt, self.world.namespace)
+        for _ in range(10):
+            self.cache.poll()
+        self.world.serve(prompt, ticket)
+        self.world.serve(prompt, again)
 
     def abort_in_load(self, prompt: bytes, other: bytes) -> None:
         """A request goes while its pages load; another takes what memory it can get before they have come."""
@@ -266,6 +298,7 @@ class Driver:
         self.world.settle()
         self.cache.audit()
         if not self.executor.lost:
+            assert all(flush.done for flush in self.flushes)
             self.world.idle()
             for pool in self.cache.stats().pools:
                 assert self.world.cache.controller.state.room(pool.pool, pool.tier) == pool.slots, pool
@@ -302,6 +335,8 @@ WEIGHTS = {
     "serve": 25,
     "abort": 8,
     "reattach": 0.5,
+    "flush": 1,
+    "flush under way": 2,
 }
 """How often each call is chosen."""
 
@@ -319,6 +354,8 @@ def step(driver: Driver, dice: random.Random) -> None:
         "serve": lambda: driver.forget_and_serve(prompt, stored=dice.random() < 0.3),
         "abort": lambda: driver.abort_in_load(prompt, prompt_of([1] * 7, dice.choice(LENGTHS))),
         "reattach": lambda: driver.reattach(empty=dice.random() < 0.5),
+        "flush under way": lambda: driver.flush_under_way(prompt, dice.randint(0, 3)),
+        "flush": lambda: driver.flush(force=dice.random() < 0.7, everything=dice.random() < 0.5),
     }
     if driver.tickets:
         index, cancel = dice.randrange(len(driver.tickets)), dice.random() < 0.2

@@ -96,6 +96,14 @@ class ControllerMachine(RuleBasedStateMachine):
     def evict(self, tier, pages) -> None:
         self.driver.evict(tier, pages)
 
+    @rule(force=st.booleans(), everything=st.booleans())
+    def flush(self, force, everything) -> None:
+        self.driver.flush(force=force, everything=everything)
+
+    @rule(empty=st.booleans())
+    def reattach(self, empty) -> None:
+        self.driver.reattach(empty=empty)
+
     @rule(prompt=PROMPTS, stored=st.booleans())
     def forget_and_serve(self, prompt, stored) -> None:
         self.driver.forget_and_serve(prompt, stored=stored)

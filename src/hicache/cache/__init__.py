@@ -6,7 +6,19 @@ from hicache.cache.registration import SidecarPoolSpec
 from hicache.cache.retraction import Retracted
 from hicache.cache.stats import CacheStats, PoolStats
 from hicache.cache.unified import UnifiedRadixCache
+from hicache.controller import Flush, Flushed
 
 Cache = UnifiedRadixCache
 
-__all__ = ["Cache", "CacheStats", "Load", "Match", "PoolStats", "Retracted", "SidecarPoolSpec", "UnifiedRadixCache"]
+__all__ = [
+    "Cache",
+    "CacheStats",
+    "Flush",
+    "Flushed",
+    "Load",
+    "Match",
+    "PoolStats",
+    "Retracted",
+    "SidecarPoolSpec",
+    "UnifiedRadixCache",
+]

@@ -51,6 +51,7 @@ class Account:
         self._hits = Hits(state, page_size, lookup.prefetch)
         self.loads_begun = 0
         self.namespace = lookup.namespace
+        self.root = lookup.namespace.fingerprint
         self.wish = lookup.wish
         self.tokens = lookup.tokens
         self.length_tokens = 0

@@ -25,6 +25,15 @@ class Match(Account):
 
     # What follows is for the cache that made the match.
 
+    @property
+    def flushed(self) -> bool:
+        """Whether what it runs on was flushed: nobody else finds it, nor what is added to it."""
+        return self.root != self.namespace.fingerprint
+
+    def go_on_as(self, root: bytes) -> None:
+        """What it runs on was flushed: it goes on under a name that no other has."""
+        self.root = root
+
     def use(self) -> bool:
         """The match is used. True the first time: its hits and its recency count then, and once."""
         if self._used:
@@ -206,7 +215,7 @@ class Match(Account):
 
         What the loads find on the device, or bring, stays there: the request runs on it before all has come.
         """
-        found = self._state.tree.match(self.namespace.fingerprint, self.tokens, pages)
+        found = self._state.tree.match(self.root, self.tokens, pages)
         usable = self._pin(found)
         self._receipts.append(self._state.tree.pin(found, Pin.HERE, found.usable_pages))
         return usable
@@ -236,7 +245,7 @@ class Match(Account):
     def _finish_load(self) -> None:
         """Keep what has arrived, pin it, count it. What was lent beyond a short load is used for the pages it lacks."""
         state, planned = self._state, self._span.stop
-        found = state.tree.match(self.namespace.fingerprint, self.tokens, planned)
+        found = state.tree.match(self.root, self.tokens, planned)
         good = found.device_pages
         self._hold(found, good, [state.tree.pin(found, Pin.HERE, good)])
         self._load = None

@@ -12,7 +12,7 @@ from hicache.cache.retraction import Retracted, restore, retract
 from hicache.cache.room import require_fit, room
 from hicache.cache.stats import CacheStats, cache_stats
 from hicache.cache.tokens import Tokens, token_bytes
-from hicache.controller import HybridCacheController, LoadBack, Prefetch
+from hicache.controller import Flush, HybridCacheController, LoadBack, Prefetch
 from hicache.errors import ClosedError, ConfigError
 from hicache.keys import TOKEN_BYTES, Namespace
 from hicache.pools import PoolEntry, SlotAllocator
@@ -123,6 +123,7 @@ class UnifiedRadixCache:
         raw = token_bytes(tokens)
         self._controller.note_request(namespace, raw)
         state = self._controller.state
+        self._controller.flushes.use(namespace.fingerprint)
         found = state.tree.match(namespace.fingerprint, raw, self._reusable_pages(raw))
         match = Match(state, self._page_size, Lookup(namespace, raw, found, prefetch, Wish(priority, ttl_s)))
         self._matches[id(match)] = match
@@ -212,6 +213,7 @@ class UnifiedRadixCache:
             self._controller.leave(load, match)
         if parcel is not None:
             self._controller.retractions.discard(parcel, last)
+        self._controller.flushes.leave(match.root)
         del self._matches[id(match)]
 
     def retraction_backup(self, match: Match, after: Event | None = None) -> Retracted | None:
@@ -291,6 +293,19 @@ class UnifiedRadixCache:
         self._require_open()
         return self._controller.evict(tier, pages, pool)
 
+    def flush(self, namespace: Namespace | None = None, *, force: bool = False) -> Flush:
+        """Make all that was computed so far unfindable in every tier: of one namespace, or of all that were used.
+
+        Storage is cleared of these namespaces, and of no other; until it has answered (`done` of what is returned,
+        after `poll`), nothing is fetched for them. The store that is attached later is not touched.
+
+        Raises InUseError, with nothing changed, while a match is open in what is to be flushed. With `force` these go
+        on with what they have, and what they add is found by nobody either.
+        """
+        self._require_open()
+        scope = None if namespace is None else namespace.fingerprint
+        return flush(self._controller, self._matches.values(), scope, force=force)
+
     def attach_storage_backend(self, store: PageStore) -> None:
         """Use a page store from now on; it is closed with the cache. Raises StorageError when one is attached."""
         self._require_open()
@@ -339,7 +354,7 @@ class UnifiedRadixCache:
         inserted = raw[: (pages * self._page_size + self._lookahead) * TOKEN_BYTES]
         first, runs = match.offer(pages, checkpoints)
         self._controller.note_request(match.namespace, inserted[first * self._page_size * TOKEN_BYTES :])
-        result = state.tree.insert(match.namespace.fingerprint, inserted, first, runs, wish=match.wish)
+        result = state.tree.insert(match.root, inserted, first, runs, wish=match.wish)
         match.handed_over(result, first, pages, checkpoints, after)
         self._controller.computed(match.span, after)
 

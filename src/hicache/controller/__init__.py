@@ -2,6 +2,7 @@
 
 from hicache.controller.agree import Agree, OneRank, Seen, Subject
 from hicache.controller.controller import ControllerConfig, HybridCacheController, WritePolicy
+from hicache.controller.flushes import Flush, Flushed
 from hicache.controller.loads import LoadBack
 from hicache.controller.place import Place
 from hicache.controller.prefetch import Prefetch
@@ -13,6 +14,8 @@ __all__ = [
     "ControllerConfig",
     "DistributedAgree",
     "Exchange",
+    "Flush",
+    "Flushed",
     "HybridCacheController",
     "LoadBack",
     "OneRank",

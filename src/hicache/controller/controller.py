@@ -12,6 +12,7 @@ from hicache.controller.computing import AllOf, Computing
 from hicache.controller.counters import Counters
 from hicache.controller.dispatch import Dispatcher
 from hicache.controller.fetches import Fetches
+from hicache.controller.flushes import Flush, Flushes
 from hicache.controller.loads import LoadBack, Loads, Waiter
 from hicache.controller.prefetch import Prefetch, Prefetches
 from hicache.controller.reclaim import Reclaimer
@@ -72,6 +73,7 @@ class HybridCacheController:
         self._attachment: Attachment | None = None
         self._detached: list[tuple[int, PageStore]] = []
         self._epochs = 0
+        self._flushes = Flushes(self._state, lambda: self._attachment)
         self._make_parts()
 
     def _own_coverages(self) -> dict[PoolName, Coverage]:
@@ -204,11 +206,29 @@ class HybridCacheController:
 
     def prefetch(self, namespace: bytes, tokens: bytes, pages: int, timeout_s: float) -> Prefetch:
         """Fetch from storage what the first `pages` pages of `tokens` lack in memory."""
-        return self._prefetches.start(namespace, tokens, pages, self.now() + timeout_s, self._attachment)
+        self._flushes.use(namespace)
+        attachment = self._attachment if self._flushes.may_fetch(namespace) else None
+        return self._prefetches.start(namespace, tokens, pages, self.now() + timeout_s, attachment)
 
     def cancel_prefetch(self, prefetch: Prefetch) -> None:
         """Nobody waits for it any more."""
         self._prefetches.cancel(prefetch)
+
+    @property
+    def flushes(self) -> Flushes:
+        """What was flushed, and what is to be known of it."""
+        return self._flushes
+
+    def flush(self, namespace: bytes | None, holders: Mapping[bytes, int]) -> tuple[Flush, Mapping[bytes, bytes]]:
+        """Make everything of a namespace, or of all, unfindable in every tier.
+
+        `holders`: how many requests run on each namespace. They go on under the names that are returned, and each is
+        to be told to `flushes.leave` when it ends.
+        """
+        names = self._flushes.scope(holders) if namespace is None else (namespace,)
+        self._prefetches.end_in(frozenset(names))
+        self._fetches.drop_in(frozenset(names))
+        return self._flushes.start(names, holders, everything=namespace is None)
 
     def evict(self, tier: Tier, pages: int | None, pool: PoolName | None = None) -> int:
         """Free up to `pages` pages of a tier (None: all that can go), counted in `pool`; by default in the anchor.
@@ -245,6 +265,7 @@ class HybridCacheController:
         self._retractions.leave_store()
         self._detached.append((self._state.dispatcher.newest_id, self._attachment.store))
         self._attachment = None
+        self._flushes.leave_store()
         self._close_detached()
 
     def poll(self) -> None:
@@ -254,6 +275,7 @@ class HybridCacheController:
         now_s = self.now()
         self._state.tree.advance(now_s)
         self._prefetches.expire(now_s)
+        self._flushes.step()
         if self._config.write_policy == "write_back":
             self._background.step()
         self._close_detached()
@@ -286,8 +308,11 @@ class HybridCacheController:
         )
 
     def _store(self, span: Span) -> None:
-        if self._attachment is not None:
+        if self._attachment is not None and not self._is_flushed(span):
             self._stores.start(span, self._attachment)
+
+    def _is_flushed(self, span: Span) -> bool:
+        return self._flushes.any_retired and self._flushes.is_retired(self._state.tree.namespace(span))
 
     def _close_detached(self) -> None:
         oldest = self._state.dispatcher.oldest_id

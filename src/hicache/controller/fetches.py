@@ -1,6 +1,6 @@
 """The fetches under a prefetch: reserved outside the tree, joined per page, inserted in order as batches settle."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -114,6 +114,12 @@ class Fetches:
             undo.pop_all()
         self._ops.append(op)
         return op
+
+    def drop_in(self, namespaces: Collection[bytes]) -> None:
+        """What is under way of some namespaces is of no use any more: it does not get into the tree."""
+        for op in self._ops:
+            if op.prefix.namespace in namespaces:
+                op.cut, op.whole = 0, False
 
     def _needed_from(self, length: int) -> dict[PoolName, int]:
         """Per pool, the first page that resuming after `length` pages needs."""

@@ -1,6 +1,6 @@
 """L3 to L2 in the background: a request asks, storage is queried, what it has is fetched; a deadline always holds."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -74,6 +74,11 @@ class Prefetches:
     def end_all(self) -> None:
         """End every ticket: the cache is closing, or storage was detached."""
         for ticket in list(self._active):
+            self._end(ticket)
+
+    def end_in(self, namespaces: Collection[bytes]) -> None:
+        """End the tickets of some namespaces: these were flushed."""
+        for ticket in [one for one in self._active if one.prefix.namespace in namespaces]:
             self._end(ticket)
 
     def _end(self, ticket: Prefetch) -> None:

@@ -69,6 +69,12 @@ class State:
         own = self.dispatcher.place.namespace(namespace, replicated=self.group.get_entry(pool).replicated)
         return chain_keys(own, pool, own if before is None else before, keys)
 
+    def storage_namespaces(self, namespace: bytes) -> tuple[bytes, ...]:
+        """What a namespace is called in storage, as far as this rank writes there."""
+        place = self.dispatcher.place
+        kinds = dict.fromkeys(entry.replicated for entry in self.group.entries if self.writes(entry.name))
+        return tuple(dict.fromkeys(place.namespace(namespace, replicated=replicated) for replicated in kinds))
+
     def views(self, pool: PoolName, slots: HostSlots) -> tuple[memoryview, ...]:
         """Views of host pages, as storage reads and writes them."""
         pages = self.group.get_pool(pool).pages

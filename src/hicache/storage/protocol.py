@@ -74,6 +74,10 @@ class Cleared:
     size_bytes: int = 0
     left_pages: int = 0
 
+    def __add__(self, other: "Cleared") -> "Cleared":
+        """Both together."""
+        return Cleared(self.pages + other.pages, self.size_bytes + other.size_bytes, self.left_pages + other.left_pages)
+
 
 class StorageBackend(Protocol):
     """Blocking and thread-safe: workers call it, the owner thread never does. Calls are batched, answers per page.

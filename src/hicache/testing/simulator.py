@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hicache.errors import ClosedError
-from hicache.transfer import Backup, Completion, Delete, Fetch, Load, Message, Store
+from hicache.transfer import Backup, Clear, Completion, Delete, Fetch, Load, Message, Store
 from hicache.transfer.work import run
 from hicache.units import BoolArray, DeviceSlots, HostSlots, PoolName
 
@@ -31,8 +31,8 @@ class FaultRates:
 class SimulatedExecutor:
     """Runs transfers inside `poll`, in an order and with faults that `seed` decides.
 
-    Backups, loads, and stores with deletes keep their order among themselves, as the protocol promises; anything else
-    may overtake.
+    Backups, loads, and stores with deletes and clears keep their order among themselves, as the protocol promises;
+    anything else may overtake.
     Bytes move when a transfer runs, not when it is submitted: whoever reuses its slots too early is found out.
     """
 
@@ -80,8 +80,8 @@ class SimulatedExecutor:
         heads: dict[type[Message], Message] = {}
         free: list[Message] = []
         for message in self._waiting:
-            if isinstance(message, Backup | Load | Store | Delete):
-                heads.setdefault(Store if isinstance(message, Delete) else type(message), message)
+            if isinstance(message, Backup | Load | Store | Delete | Clear):
+                heads.setdefault(Store if isinstance(message, Delete | Clear) else type(message), message)
             else:
                 free.append(message)
         runnable = [*heads.values(), *free]

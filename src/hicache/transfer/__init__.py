@@ -2,7 +2,9 @@
 
 from hicache.transfer.executor import Executor
 from hicache.transfer.messages import (
+    CLEARED,
     Backup,
+    Clear,
     Completion,
     Delete,
     Event,
@@ -17,7 +19,9 @@ from hicache.transfer.progress import LayerProgress
 from hicache.transfer.threads import ThreadExecutor
 
 __all__ = [
+    "CLEARED",
     "Backup",
+    "Clear",
     "Completion",
     "Delete",
     "Event",

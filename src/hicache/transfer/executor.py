@@ -9,9 +9,9 @@ from hicache.transfer.messages import Completion, Message
 class Executor(Protocol):
     """Moves bytes. Until a transfer's completion has been polled, its slots belong to the transfer.
 
-    Backups run in the order of their submission, and so do loads, and stores together with deletes; nothing else is
-    promised between kinds, nor between fetches and queries. A load's `progress.end()` comes after its completion can
-    be polled.
+    Backups run in the order of their submission, and so do loads, and stores together with deletes and clears; nothing
+    else is promised between kinds, nor between fetches and queries. A load's `progress.end()` comes after its
+    completion can be polled.
     """
 
     def submit(self, message: Message) -> None:

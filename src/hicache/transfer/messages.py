@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 from hicache.pools import BackupPlan, LoadPlan
-from hicache.storage import PageStore, StorageKey
+from hicache.storage import Cleared, PageStore, StorageKey
 from hicache.transfer.progress import LayerProgress
 from hicache.units import BoolArray, PoolName
 
@@ -83,7 +83,19 @@ class Delete:
     keys: tuple[StorageKey, ...]
 
 
-Message: TypeAlias = Backup | Load | Store | Fetch | Query | Delete
+@dataclass(frozen=True, slots=True)
+class Clear:
+    """All pages of some namespaces in L3. Runs after the stores that were submitted before it."""
+
+    id: int
+    store: PageStore
+    namespaces: tuple[bytes, ...]
+
+
+CLEARED: PoolName = "storage"
+"""Under this name the completion of a Clear says whether nothing was left."""
+
+Message: TypeAlias = Backup | Load | Store | Fetch | Query | Delete | Clear
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,3 +110,5 @@ class Completion:
     good: Mapping[PoolName, BoolArray] = field(default_factory=dict)
     error: str | None = None
     late: bool = False
+    cleared: Cleared = field(default_factory=Cleared)
+    """What a Clear took away on this rank: a number to show, nothing to decide by."""

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from hicache.errors import ClosedError
-from hicache.transfer.messages import Backup, Completion, Delete, Load, Message, Store
+from hicache.transfer.messages import Backup, Clear, Completion, Delete, Load, Message, Store
 from hicache.transfer.work import run
 
 
@@ -46,7 +46,7 @@ class ThreadExecutor:
                 return self._backups
             case Load():
                 return self._loads
-            case Store() | Delete():
+            case Store() | Delete() | Clear():
                 return self._stores
             case _:
                 return self._fetches

@@ -5,7 +5,8 @@ from typing import assert_never
 
 import numpy as np
 
-from hicache.transfer.messages import Backup, Completion, Delete, Fetch, Load, Message, Query, Store
+from hicache.storage import Cleared
+from hicache.transfer.messages import CLEARED, Backup, Clear, Completion, Delete, Fetch, Load, Message, Query, Store
 from hicache.units import BoolArray, PoolName
 
 log = logging.getLogger("hicache.transfer")
@@ -14,7 +15,7 @@ log = logging.getLogger("hicache.transfer")
 def run(message: Message) -> Completion:
     """Do what the message says and report it. Whatever goes wrong is in the completion, and nothing is raised."""
     try:
-        return Completion(message.id, _run(message))
+        return _clear(message) if isinstance(message, Clear) else Completion(message.id, _run(message))
     except Exception as error:  # noqa: BLE001 - a device or backend may raise anything: it is logged, reported and counted
         return failed(message, error)
 
@@ -26,7 +27,7 @@ def failed(message: Message, error: Exception) -> Completion:
     return Completion(message.id, error=reason)
 
 
-def _run(message: Message) -> dict[PoolName, BoolArray]:
+def _run(message: Backup | Load | Store | Fetch | Query | Delete) -> dict[PoolName, BoolArray]:
     match message:
         case Backup():
             return _backup(message)
@@ -42,6 +43,11 @@ def _run(message: Message) -> dict[PoolName, BoolArray]:
             message.store.delete(message.keys)
             return {}
     assert_never(message)
+
+
+def _clear(message: Clear) -> Completion:
+    cleared = sum((message.store.clear(namespace) for namespace in message.namespaces), start=Cleared())
+    return Completion(message.id, {CLEARED: np.array([cleared.left_pages == 0])}, cleared=cleared)
 
 
 def _backup(message: Backup) -> dict[PoolName, BoolArray]:

@@ -7,7 +7,7 @@ import numpy as np
 from hicache.errors import InvariantError
 from hicache.keys import page_keys
 from hicache.tree import evict as eviction
-from hicache.tree import fill, marks, pins, reading, runs, use
+from hicache.tree import fill, forget, marks, pins, reading, runs, use
 from hicache.tree.check import check
 from hicache.tree.core import Core
 from hicache.tree.digest import digest
@@ -15,7 +15,7 @@ from hicache.tree.freed import Freed
 from hicache.tree.node import DEVICE, HOST, Node
 from hicache.tree.policy import NO_WISH, EvictionPolicy, Lru, Wish
 from hicache.tree.reach import any_prefix, device_prefix, known_path, resumable
-from hicache.tree.shape import KEY_BYTES, drop, pinned, remove, trim
+from hicache.tree.shape import KEY_BYTES, drop, trim
 from hicache.tree.values import Eviction, InsertResult, Pin, Receipt, Span, TreeMatch, TreePool
 from hicache.tree.view import View
 from hicache.tree.walk import blocks_of, walk
@@ -338,20 +338,26 @@ class RadixTree:
         found = eviction.dirty_pages(core, core.pool(pool), count)
         return tuple(Span(node, start, stop) for node, start, stop in found)
 
+    def namespaces(self) -> tuple[bytes, ...]:
+        """The fingerprints of the namespaces that have pages."""
+        return tuple(self._core.roots)
+
+    def held(self, namespace: bytes) -> Mapping[Tier, Mapping[PoolName, int]]:
+        """How many slots a namespace has, per tier and pool."""
+        return forget.held(self._core, namespace)
+
     def flush(self, namespace: bytes | None = None) -> Eviction:
         """Takes everything out of the tree, or out of one namespace, but what is pinned and what leads to it."""
-        core = self._core
-        freed = Freed(core)
-        names = list(core.roots) if namespace is None else [namespace]
-        for name in names:
-            root = core.roots.get(name)
-            nodes = [] if root is None else list(root.children.values())
-            for node in nodes:
-                nodes.extend(node.children.values())
-            for node in reversed(nodes):
-                if node.parent is not None and not node.children and not pinned(node):
-                    remove(core, node, freed)
-        return freed.eviction(core)
+        freed = Freed(self._core)
+        forget.flush(self._core, self.namespaces() if namespace is None else [namespace], freed)
+        return freed.eviction(self._core)
+
+    def rename(self, namespace: bytes, other: bytes) -> None:
+        """What is left of a namespace is found under `other` from now on, where nothing is, and under no other name.
+
+        Pins and spans stay good. A page key that is asked for later may be of either name.
+        """
+        forget.rename(self._core, namespace, other)
 
     def mark_stored(self, span: Span, pool: PoolName, epoch: int, pages: BoolArray | None = None) -> None:
         """Remembers that pages of a span (all, or where `pages` says so) are in the storage of attachment `epoch`."""
