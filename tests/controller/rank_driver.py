@@ -47,6 +47,7 @@ class RankDriver(Driver):
         luck = random.Random(f"{seed} {agree.rank}")
         self.requests = []
         self.tickets = []
+        self.flushes = []
         self.executor = SimulatedExecutor(luck.getrandbits(32), luck.choice(RATES))
         self.losses = luck.choice(LOSSES)
         self.luck = luck

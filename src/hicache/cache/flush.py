@@ -9,7 +9,7 @@ from hicache.errors import InUseError
 
 
 def flush(controller: HybridCacheController, matches: Iterable[Match], scope: bytes | None, *, force: bool) -> Flush:
-    """Flush the namespace `scope` (its fingerprint), or all. Raises InUseError if a match is open in it, unless forced."""
+    """Flush the namespace with the fingerprint `scope`, or all. InUseError: a match is open in it."""
     running = [one for one in matches if not one.flushed and scope in (None, one.root)]
     if running and not force:
         raise InUseError(

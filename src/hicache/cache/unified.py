@@ -5,6 +5,7 @@ from functools import partial
 
 from hicache.cache.account import Lookup
 from hicache.cache.audit import audit
+from hicache.cache.flush import flush
 from hicache.cache.load import Load, SharedLoad
 from hicache.cache.match import Match
 from hicache.cache.registration import SidecarPoolSpec, prepare, require_no_requests
