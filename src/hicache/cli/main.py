@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import hicache
+from hicache.cli.bench_storage import add_bench_storage
 from hicache.cli.flags import add_settings, settings_from
 from hicache.errors import CacheError, ConfigError
 
@@ -57,6 +58,7 @@ def _parser() -> argparse.ArgumentParser:
     tree.add_argument("--page", type=int, default=64, metavar="TOKENS", help="tokens per page (default: 64)")
     tree.add_argument("--json", action="store_true", help="print the figures as JSON")
     tree.set_defaults(command=_bench_tree)
+    add_bench_storage(parts)
     exact = parts.add_parser("exact", help="show for every family that what is cached is exact", allow_abbrev=False)
     exact.add_argument(
         "--families", default="", metavar="NAME,NAME", help="model types of transformers (default: all of them)"

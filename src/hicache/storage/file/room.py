@@ -99,17 +99,14 @@ class Room:
         return Place(size, next(reversed(shelf.free)))
 
     def _grow(self, shelf: Shelf, left_bytes: int | None) -> Place:
-        """Takes room from the disk: for a hole, else for new slots at the end, more of them the more there are.
+        """Takes room from the disk: for holes, else for slots at the end; more at a time the more slots there are.
 
         Returns the first of them; the others are free.
         """
         ledger, size = self._ledger, shelf.slot_bytes
-        if shelf.holes:
-            first, count = next(reversed(shelf.holes)), 1
-        else:
-            first = len(shelf.records)
-            ahead_bytes = _GROW_BYTES if left_bytes is None else min(_GROW_BYTES, left_bytes - size)
-            count = 1 + min(first // 4, ahead_bytes // size)
+        ahead_bytes = _GROW_BYTES if left_bytes is None else min(_GROW_BYTES, left_bytes - size)
+        most = 1 + min(len(shelf.records) // 4, ahead_bytes // size)
+        first, count = shelf.hole_run(most) if shelf.holes else (len(shelf.records), most)
         ledger.file(size).allocate(first, count)
         for slot in reversed(range(first + 1, first + count)):
             ledger.change(Place(size, slot), Record(State.FREE, ledger.stamp))

@@ -21,6 +21,13 @@ class Shelf:
         """Bytes that all slots take on the disk, whatever is in them."""
         return (len(self.records) - len(self.holes)) * self.slot_bytes
 
+    def hole_run(self, most: int) -> tuple[int, int]:
+        """Holes that follow each other: the first, and how many, at most `most`. There must be one."""
+        last = first = next(reversed(self.holes))
+        while last - first + 1 < most and first - 1 in self.holes:
+            first -= 1
+        return first, last - first + 1
+
     def put(self, slot: int, record: Record) -> Record:
         """Sets a slot's record and returns the one before; slots below it that were never seen become holes."""
         while len(self.records) <= slot:
