@@ -2,10 +2,12 @@
 
 import random
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from hicache.controller import DistributedAgree, Place
-from hicache.storage import PageStore
+from hicache.storage import PageStore, StorageBackend
 from hicache.testing.faults import Fault, FaultyBackend, seeded_faults
 from hicache.testing.ranks import VirtualRanks
 from hicache.testing.simulator import FaultRates, SimulatedExecutor
@@ -42,16 +44,22 @@ class Shelves:
 class RankDriver(Driver):
     """One rank's part in a run that follows from a seed: its set-up is everybody's, its luck its own."""
 
-    def __init__(self, seed: int, agree: DistributedAgree, shelves: Shelves) -> None:
+    def __init__(
+        self,
+        seed: int,
+        agree: DistributedAgree,
+        shelf: Callable[[int], StorageBackend],
+        executor: Callable[[random.Random], Any],
+    ) -> None:
         dice = random.Random(seed)
         luck = random.Random(f"{seed} {agree.rank}")
         self.requests = []
         self.tickets = []
         self.flushes = []
-        self.executor = SimulatedExecutor(luck.getrandbits(32), luck.choice(RATES))
+        self.executor = executor(luck)
         self.losses = luck.choice(LOSSES)
         self.luck = luck
-        self.shelves = shelves
+        self.shelf = shelf
         self.attached = 0
         place = agree.place
         self.world = World(
@@ -69,7 +77,7 @@ class RankDriver(Driver):
         self.cache = self.world.cache
 
     def _store(self):
-        return FaultyBackend(self.shelves.get(self.attached), seeded_faults(self.luck.getrandbits(32), self.losses))
+        return FaultyBackend(self.shelf(self.attached), seeded_faults(self.luck.getrandbits(32), self.losses))
 
     def result(self, request: Request) -> None:
         """A load whose end not all ranks know has no result yet."""
@@ -86,7 +94,8 @@ class RankDriver(Driver):
             self.cache.release(request.match)
         self.requests.clear()
         self.world.clock.now_s += 1000.0
-        self.world.settle()
+        while self.cache.in_flight:
+            self.cache.poll()
         self.world.idle()
         for pool in self.cache.stats().pools:
             assert self.world.cache.controller.state.room(pool.pool, pool.tier) == pool.slots, pool
@@ -101,24 +110,39 @@ class Ending:
     moved: dict[str, int]
 
 
+def simulated(luck: random.Random) -> SimulatedExecutor:
+    """Transfers that this rank delays and loses."""
+    return SimulatedExecutor(luck.getrandbits(32), luck.choice(RATES))
+
+
+def place_of(rank: int, ranks: int, stages: int) -> Place:
+    """Stages of as many shards each."""
+    shards = ranks // stages
+    return Place(rank % shards, shards, rank // shards, stages)
+
+
+def walk_one(driver: RankDriver, seed: int, steps: int) -> Ending:
+    """One rank's part in the calls that follow from a seed."""
+    dice = random.Random(seed)
+    digests = []
+    for _ in range(steps):
+        step(driver, dice)
+        driver.check()
+        digests.append(driver.cache.digest())
+    driver.finish()
+    stats = driver.cache.stats()
+    digests.append(driver.cache.digest())
+    driver.cache.close()
+    return Ending(tuple(digests), dict(stats.hit_tokens), dict(stats.counters))
+
+
 def walk(group: VirtualRanks, seed: int, steps: int, *, behind: int = 0, stages: int = 1) -> list[Ending]:
     """The same calls on every rank; how each of them ended."""
     shelves = Shelves()
 
     def one(rank: int) -> Ending:
-        shards = group.ranks // stages
-        place = Place(rank % shards, shards, rank // shards, stages)
-        driver = RankDriver(seed, DistributedAgree(group.channels[rank], behind=behind, place=place), shelves)
-        dice = random.Random(seed)
-        digests = []
-        for _ in range(steps):
-            step(driver, dice)
-            driver.check()
-            digests.append(driver.cache.digest())
-        driver.finish()
-        stats = driver.cache.stats()
-        digests.append(driver.cache.digest())
-        driver.cache.close()
-        return Ending(tuple(digests), dict(stats.hit_tokens), dict(stats.counters))
+        place = place_of(rank, group.ranks, stages)
+        agree = DistributedAgree(group.channels[rank], behind=behind, place=place)
+        return walk_one(RankDriver(seed, agree, shelves.get, simulated), seed, steps)
 
     return group.run(one)
