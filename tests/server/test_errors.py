@@ -148,8 +148,9 @@ def test_body_of_another_type(http: httpx.Client) -> None:
 
 
 def test_body_that_is_too_large(http: httpx.Client) -> None:
-    error = error_of(http.post(TEXT, json={**PROMPT, "user": "x" * (33 << 20)}), 413)
-    assert error["code"] == "body_too_large"
+    response = http.post(TEXT, json={**PROMPT, "user": "x" * (33 << 20)})
+    assert error_of(response, 413)["code"] == "body_too_large"
+    assert response.headers["connection"] == "close"
 
 
 def test_unknown_model_says_what_is_served(http: httpx.Client) -> None:

@@ -67,7 +67,8 @@ class BodyLimit:
             if message["type"] == "http.request":
                 left_bytes -= len(message.get("body", b""))
                 if left_bytes < 0:
-                    raise HTTPException(413)
+                    # Else what is left of the body would be read to its end, for the sake of the connection.
+                    raise HTTPException(413, headers={"Connection": "close"})
             return message
 
         await self._app(scope, receive_some, send)
