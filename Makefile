@@ -1,5 +1,5 @@
 # Each target sets up .venv by itself, once; all that setting up says goes to stderr, so stdout is the command's own.
-# MODEL=..., DEMO_ARGS=..., SERVE_ARGS=..., BENCH_ARGS=..., EXACT_ARGS=..., TEST_ARGS=... are handed on.
+# MODEL=..., DEMO_ARGS=..., SERVE_ARGS=..., BENCH_ARGS=..., EXACT_ARGS=..., SIMULATE_ARGS=..., TEST_ARGS=... are handed on.
 # PYTHON=... picks the interpreter.
 
 PYTHON ?=
@@ -7,7 +7,7 @@ BENCH_ARGS ?= tree
 BIN := .venv/bin
 SETUP_INPUTS := pyproject.toml constraints.txt scripts/setup.sh
 
-.PHONY: demo serve bench exact test full lint check clean
+.PHONY: demo serve bench exact simulate test full lint check clean
 .DEFAULT_GOAL := demo
 
 demo: .venv/ready-server
@@ -21,6 +21,9 @@ bench: .venv/ready-server
 
 exact: .venv/ready-server
 	@$(BIN)/hicache bench exact $(EXACT_ARGS)
+
+simulate: .venv/ready-dev
+	@$(BIN)/hicache simulate $(SIMULATE_ARGS)
 
 test: .venv/ready-dev
 	@$(BIN)/python -m pytest -n auto --dist loadfile $(TEST_ARGS)

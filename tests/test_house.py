@@ -18,6 +18,7 @@ DOCUMENTS = [
     "docs/models.md",
     "docs/exactness.md",
     "docs/storage-backends.md",
+    "docs/simulate.md",
     "CHANGELOG.md",
 ]
 CODE_BLOCK = re.compile(r"^ *```(\w+)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
@@ -83,10 +84,10 @@ def test_every_module_has_a_layer_and_the_table_shows_them_in_order():
     assert [name for row in rows for name in re.findall(r"`(\w+)`", row)] == layers()
 
 
-def test_torch_is_forbidden_up_to_the_tree_and_in_storage():
+def test_torch_is_forbidden_up_to_the_tree_in_storage_and_in_the_simulator():
     lowest = layers()[: layers().index("tree") + 1]
     forbidden = contract("forbidden")
-    assert forbidden["source_modules"] == [f"hicache.{name}" for name in [*lowest, "storage"]]
+    assert forbidden["source_modules"] == [f"hicache.{name}" for name in [*lowest, "storage", "simulate"]]
     assert "torch" in forbidden["forbidden_modules"]
 
 

@@ -20,11 +20,11 @@ SOME = ("llama", "gemma3_text", "deepseek_v32", "qwen3_next", "mamba2", "lfm2")
 FAMILIES = [pytest.param(family, marks=() if family in SOME else pytest.mark.full) for family in TINY]
 
 
-def family_bench(family: str, **options: Any) -> Bench:
+def family_bench(family: str, transfers: SimulatedExecutor | None = None, **options: Any) -> Bench:
     module = build_tiny(family)
     description = describe_model(module.config, PAGE, "float32")
     limits = CoreOptions(max_running=3, chunk_tokens=16, **options)
-    return Bench(CausalModel(module), description, device_pages=60, host_pages=120, options=limits)
+    return Bench(CausalModel(module), description, device_pages=60, host_pages=120, options=limits, transfers=transfers)
 
 
 def ask(bench: Bench) -> list[Answer]:
@@ -107,6 +107,22 @@ def test_a_request_that_gives_way_before_its_first_step_goes_on_from_the_snapsho
     bench.run()
     assert answer.tokens == expected
     bench.cache.release(others)
+    bench.settle()
+    bench.idle()
+    bench.core.close()
+
+
+def test_a_request_that_is_lost_before_its_first_step_begins_again():
+    transfers = SimulatedExecutor(3, FaultRates(start=1.0))
+    bench = family_bench("qwen3_next", transfers)
+    expected = bench.ask(prompt(40), 20, ignore_eos=True).tokens
+    bench.settle_transfers()
+    transfers.rates = FaultRates(start=1.0, fail=1.0)
+    answer = planned(bench, prompt(40))
+    assert bench.core._away[0]._state is not None
+    bench.run()
+    assert bench.cache.stats().counters["retraction_lost"] == 1
+    assert answer.tokens == expected
     bench.settle()
     bench.idle()
     bench.core.close()

@@ -20,7 +20,7 @@ from hicache.pools import PoolEntry, SlotAllocator
 from hicache.storage import PageStore
 from hicache.transfer import Event, LayerProgress
 from hicache.tree import Span, Wish
-from hicache.units import DeviceSlots, PoolName, Tier
+from hicache.units import DeviceSlots, Int32Array, PoolName, Tier
 
 LOAD_ATTEMPTS = 2
 """A load that came short is planned once more for the best remaining length; then the hit is what is on the device."""
@@ -336,6 +336,13 @@ class UnifiedRadixCache:
         """SHA-256 of all that the tree holds in memory, the same on ranks that decided alike. Looks at every node."""
         self._require_open()
         return self._controller.state.tree.digest()
+
+    def taken_slots(self, pool: PoolName, tier: Tier) -> Int32Array:
+        """Slots of a pool with slots of its own that are not free, on device or host, ascending: whoever has them."""
+        self._require_open()
+        if tier is Tier.DEVICE:
+            return self._device_allocators[pool].taken()
+        return self._controller.mem_pool_host.get_pool(pool).taken()
 
     def audit(self) -> None:
         """Raises InvariantError unless every slot is exactly one of free, cached, lent and in flight."""

@@ -2,19 +2,22 @@
 
 import argparse
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 from hicache.config import OPTIONS, Option, Settings, load_settings, unknown_variables
 
+_EVERY = frozenset(option.field for option in OPTIONS)
 _GROUP_TITLES = {"cache": "cache (TOML table [cache])", "serve": "model and server (TOML table [serve])"}
 
 
-def add_settings(parser: argparse.ArgumentParser) -> None:
-    """Give the command every setting as a flag, and `--config` for the TOML file."""
+def add_settings(parser: argparse.ArgumentParser, fields: Collection[str] = _EVERY) -> None:
+    """Give the command settings as flags, all or some of them, and `--config` for the TOML file."""
     parser.add_argument("--config", type=Path, metavar="FILE", help="TOML file with settings [HICACHE_CONFIG]")
     groups = {name: parser.add_argument_group(title) for name, title in _GROUP_TITLES.items()}
     for option in OPTIONS:
-        _add(groups[option.group], option)
+        if option.field in fields:
+            _add(groups[option.group], option)
 
 
 def settings_from(arguments: argparse.Namespace) -> Settings:

@@ -9,6 +9,7 @@ from typing import TypeAlias
 import hicache
 from hicache.cli.bench_storage import add_bench_storage
 from hicache.cli.flags import add_settings, settings_from
+from hicache.cli.simulate_flags import add_flags
 from hicache.errors import CacheError, ConfigError
 
 Command: TypeAlias = Callable[[argparse.Namespace], int]
@@ -66,6 +67,12 @@ def _parser() -> argparse.ArgumentParser:
     exact.add_argument("--short", action="store_true", help="fewer lengths and shorter answers")
     exact.add_argument("--json", action="store_true", help="print the rows as JSON")
     exact.set_defaults(command=_bench_exact)
+
+    simulated = commands.add_parser(
+        "simulate", help="run scheduler and cache on a virtual machine, seed by seed", allow_abbrev=False
+    )
+    add_flags(simulated)
+    simulated.set_defaults(command=_simulate)
     return parser
 
 
@@ -82,6 +89,12 @@ def _serve(arguments: argparse.Namespace) -> int:
 
     print(settings.describe(), file=sys.stderr)
     return run(settings)
+
+
+def _simulate(arguments: argparse.Namespace) -> int:
+    from hicache.cli.simulate import simulate
+
+    return simulate(arguments)
 
 
 def _bench_tree(arguments: argparse.Namespace) -> int:

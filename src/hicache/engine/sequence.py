@@ -219,7 +219,7 @@ class Sequence:
         if self._load is None:
             return False
         self._settled = False
-        if self._state is not None:
+        if self._state is not None and not self._match.is_lost:
             self._state = self._snapshot_at(self.computed)
         return True
 

@@ -33,12 +33,13 @@ class SimulatedExecutor:
 
     Backups, loads, and stores with deletes and clears keep their order among themselves, as the protocol promises;
     anything else may overtake.
-    Bytes move when a transfer runs, not when it is submitted: whoever reuses its slots too early is found out.
+    Bytes move when a transfer runs, not when it is submitted: whoever reuses its slots too early is found out. `rates`
+    may be replaced at any time.
     """
 
     def __init__(self, seed: int, rates: FaultRates) -> None:
         self._random = random.Random(seed)
-        self._rates = rates
+        self.rates = rates
         self._waiting: list[Message] = []
         self._lost: list[tuple[Message, Completion]] = []
         self._closed = False
@@ -61,7 +62,7 @@ class SimulatedExecutor:
 
     def poll(self) -> Sequence[Completion]:
         """Run some of what waits."""
-        started = [message for message in self._runnable() if self._random.random() < self._rates.start]
+        started = [message for message in self._runnable() if self._random.random() < self.rates.start]
         return self._end(started)
 
     def drain(self) -> Sequence[Completion]:
@@ -93,7 +94,7 @@ class SimulatedExecutor:
         for message in messages:
             self._waiting.remove(message)
             completion = self._run(message)
-            if self._random.random() < self._rates.lose:
+            if self._random.random() < self.rates.lose:
                 self._lost.append((message, completion))
             else:
                 ended.append(self._announce(message, completion))
@@ -108,10 +109,10 @@ class SimulatedExecutor:
         completion = run(message)
         if completion.error is not None:
             return completion
-        if self._random.random() < self._rates.fail:
+        if self._random.random() < self.rates.fail:
             spoil(message, {pool: np.zeros(len(good), dtype=np.bool_) for pool, good in completion.good.items()})
             return Completion(message.id, error="simulated failure")
-        if self._random.random() < self._rates.partial:
+        if self._random.random() < self.rates.partial:
             good = {pool: pages & self._some(len(pages)) for pool, pages in completion.good.items()}
             spoil(message, good)
             return replace(completion, good=good)

@@ -1,0 +1,103 @@
+"""Bugs of the kinds that a cache of this sort has, to be planted by `monkeypatch`: each leaves the code plausible."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from hicache.controller.loads import Loads
+from hicache.controller.retractions import Retractions
+from hicache.coverage import Window
+from hicache.engine.sequence import Sequence
+from hicache.keys import Namespace
+from hicache.pools import HostPoolGroup
+from hicache.transfer import Completion
+
+
+def frees_slots_before_they_are_copied(patch: pytest.MonkeyPatch) -> None:
+    """What a request leaves on the device is free when its backup is asked for, not when that has settled."""
+    to_host = Retractions.to_host
+
+    def hasty(self, shared, own, after):
+        parcel = to_host(self, shared, own, after)
+        if parcel is not None:
+            self._state.free_device(parcel.device)
+            parcel.device = {}
+        return parcel
+
+    patch.setattr(Retractions, "to_host", hasty)
+
+
+def lets_windows_go_too_early(patch: pytest.MonkeyPatch) -> None:
+    """A window is taken for two tokens shorter than it is."""
+
+    def pages(self, page_size):
+        return -(-max(0, self.tokens - 3) // page_size)
+
+    patch.setattr(Window, "pages", pages)
+
+
+def believes_loads_that_failed(patch: pytest.MonkeyPatch) -> None:
+    """What has arrived is not asked of a completion."""
+    split = Loads._split
+
+    def believing(self, op, completion):
+        pools = [member for pool in op.device for member in self._state.members(pool)]
+        counts = {member: len(op.device[pool]) for pool in op.device for member in self._state.members(pool)}
+        good = {member: np.ones(counts[member], np.bool_) for member in pools}
+        return split(self, op, Completion(completion.id, good))
+
+    patch.setattr(Loads, "_split", believing)
+
+
+def forgets_a_pool_when_it_rolls_back(patch: pytest.MonkeyPatch) -> None:
+    """A shortage in a later pool leaves the first one's slots with nobody."""
+    take = HostPoolGroup._take
+
+    def forgetful(self, wanted, tier):
+        spared = [
+            (name, side if index else replace(side, free=lambda slots: None), count)
+            for index, (name, side, count) in enumerate(wanted)
+        ]
+        return take(self, spared, tier)
+
+    patch.setattr(HostPoolGroup, "_take", forgetful)
+
+
+def resumes_from_a_stale_state(patch: pytest.MonkeyPatch) -> None:
+    """A request that comes back reads its recurrent state from where it was when it left."""
+    retract, restore = Sequence.retract, Sequence.restore
+    left: dict[int, Mapping[str, int]] = {}
+
+    def remembering(self):
+        slots = self._match.live_slots
+        gone = retract(self)
+        if gone and slots:
+            left[id(self)] = dict(slots)
+        return gone
+
+    def stale(self):
+        came = restore(self)
+        if came and id(self) in left and self._state is None:
+            self._state = left[id(self)]
+        return came
+
+    patch.setattr(Sequence, "retract", remembering)
+    patch.setattr(Sequence, "restore", stale)
+
+
+def mixes_tenants(patch: pytest.MonkeyPatch) -> None:
+    """The salt of a tenant does not make its namespace another."""
+    patch.setattr(Namespace, "with_salt", lambda self, salt: self)
+
+
+BUGS: Mapping[str, tuple[Callable[[pytest.MonkeyPatch], None], int]] = {
+    "slots freed too early": (frees_slots_before_they_are_copied, 9),
+    "short windows": (lets_windows_go_too_early, 7),
+    "failed loads": (believes_loads_that_failed, 12),
+    "rollback": (forgets_a_pool_when_it_rolls_back, 9),
+    "stale state": (resumes_from_a_stale_state, 9),
+    "tenants": (mixes_tenants, 0),
+}
+"""By name: how it is planted, and the first seed that a short search begins with."""
