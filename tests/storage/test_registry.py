@@ -13,7 +13,7 @@ from hicache.storage.memory import MemoryBackend
 BUILT_IN = ("file", "memory", "redis", "rediss", "s3", "valkey", "valkeys")
 
 
-@pytest.mark.parametrize("form", ["file:{}", "file://{}", "file:{}?cap=1MiB"])
+@pytest.mark.parametrize("form", ["file:{}", "file://{}", "file:{}?cap=1MiB", "file:{}?sync=0.5"])
 def test_a_file_url(tmp_path: Path, form: str):
     backend = open_store(form.format(tmp_path / "s"))
     assert isinstance(backend, FileBackend)
@@ -49,7 +49,8 @@ def test_options_count(tmp_path: Path):
         ("file:x#y", "write it as %23"),
         ("file:x?cap=50%25", "cap='50%'"),
         ("file:x?cap=1MiB&cap=2MiB", "gives an option twice"),
-        ("file:x?size=1MiB", "no option 'size'; there are: cap"),
+        ("file:x?size=1MiB", "no option 'size'; there are: cap, sync"),
+        ("file:x?sync=soon", "sync='soon': write seconds"),
         ("file:x?cap", "not understood"),
         ("memory:x", "has no path"),
         ("memory:?cap=0", "cap is 0 bytes"),

@@ -158,11 +158,13 @@ class Ledger:
         return len(doubles)
 
     def sync(self) -> None:
-        """Returns when all that was written is on the disk."""
+        """Returns when all that was written is on the disk: values first, so that a record tells the truth."""
         with self._lock:
             files = list(self._files.values())
         for file in files:
-            file.sync()
+            file.sync_values()
+        for file in files:
+            file.sync_records()
         self._folder.sync()
 
     def close(self) -> None:

@@ -101,9 +101,12 @@ class SlotFile:
     def _slots(self, records_bytes: int) -> int:
         return max(-(-records_bytes // RECORD_BYTES), -(-self.length_bytes() // self.slot_bytes))
 
-    def sync(self) -> None:
-        """Values first: a record that survives a power cut then tells the truth."""
+    def sync_values(self) -> None:
+        """Returns when all values are on the disk."""
         self._disk.sync(self._values)
+
+    def sync_records(self) -> None:
+        """Returns when all records are on the disk."""
         self._disk.sync(self._records)
 
     def close(self) -> None:
