@@ -67,6 +67,12 @@ def _parser() -> argparse.ArgumentParser:
     exact.add_argument("--short", action="store_true", help="fewer lengths and shorter answers")
     exact.add_argument("--json", action="store_true", help="print the rows as JSON")
     exact.set_defaults(command=_bench_exact)
+    pressure = parts.add_parser(
+        "pressure", help="serve more requests than memory holds, in several ways", allow_abbrev=False
+    )
+    pressure.add_argument("--short", action="store_true", help="tiny models only, and few requests")
+    pressure.add_argument("--json", action="store_true", help="print the figures as JSON")
+    pressure.set_defaults(command=_bench_pressure)
 
     simulated = commands.add_parser(
         "simulate", help="run scheduler and cache on a virtual machine, seed by seed", allow_abbrev=False
@@ -111,3 +117,9 @@ def _bench_exact(arguments: argparse.Namespace) -> int:
 
     families = [name.strip() for name in arguments.families.split(",") if name.strip()]
     return run(families, arguments.short, arguments.json)
+
+
+def _bench_pressure(arguments: argparse.Namespace) -> int:
+    from hicache.bench.pressure import run
+
+    return run(arguments.short, arguments.json)

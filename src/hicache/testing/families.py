@@ -230,19 +230,22 @@ _ALL = (
 TINY: Mapping[str, TinyFamily] = MappingProxyType({family.model_type: family for family in _ALL})
 """Every family by its model type: 256 tokens, 4 to 6 layers, windows and chunks of 10 tokens."""
 
+_AS_IT_IS: Mapping[str, Any] = MappingProxyType({})
 
-def tiny_config(family: str) -> Any:
-    """The config (of transformers) of the tiny model of `family`."""
+
+def tiny_config(family: str, changes: Mapping[str, Any] = _AS_IT_IS) -> Any:
+    """The config (of transformers) of the tiny model of `family`, some fields of it changed."""
     from transformers import AutoConfig
 
-    return AutoConfig.for_model(TINY[family].model_type, **TINY[family].fields)
+    return AutoConfig.for_model(TINY[family].model_type, **{**TINY[family].fields, **changes})
 
 
-def build_tiny(family: str, dtype: str = "float32", seed: int = 0) -> Any:
+def build_tiny(family: str, dtype: str = "float32", seed: int = 0, changes: Mapping[str, Any] = _AS_IT_IS) -> Any:
     """A tiny random model of `family` (of transformers, in evaluation mode) with parameters of `dtype`.
 
     Equal arguments give equal weights; torch's own random state is left as it was. Weights are drawn wider than
-    transformers draws them, so that the next token depends on the context.
+    transformers draws them, so that the next token depends on the context. `changes` are fields of the config, for a
+    model that is less tiny.
     """
     import torch
     from transformers import AutoModelForCausalLM
@@ -250,7 +253,7 @@ def build_tiny(family: str, dtype: str = "float32", seed: int = 0) -> Any:
     classes: Any = AutoModelForCausalLM
     with torch.random.fork_rng(devices=()), torch.no_grad():
         torch.manual_seed(seed)
-        model = classes.from_config(tiny_config(family))
+        model = classes.from_config(tiny_config(family, changes))
         for name, parameter in model.named_parameters():
             if parameter.dim() > 1 and "conv" not in name:
                 parameter.mul_(TINY[family].widened)
@@ -259,9 +262,11 @@ def build_tiny(family: str, dtype: str = "float32", seed: int = 0) -> Any:
     return model.to(getattr(torch, dtype)).eval()
 
 
-def write_tiny(family: str, folder: Path, dtype: str = "float32", seed: int = 0) -> Path:
+def write_tiny(
+    family: str, folder: Path, dtype: str = "float32", seed: int = 0, changes: Mapping[str, Any] = _AS_IT_IS
+) -> Path:
     """Writes the model that `build_tiny` gives, with a byte-level tokenizer, as a checkpoint into `folder`."""
-    build_tiny(family, dtype, seed).save_pretrained(folder)
+    build_tiny(family, dtype, seed, changes).save_pretrained(folder)
     write_tokenizer(folder)
     return folder
 
