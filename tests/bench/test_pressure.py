@@ -29,12 +29,12 @@ def test_a_hybrid_that_speculates_answers_the_same_and_every_pool_gives_way(tmp_
     result = pressure.compare(hybrid(tmp_path, LITTLE, 1, 1))
     assert result.failures == (), table(result)
     rows = {row.setting.name: row.numbers for row in result.rows}
-    assert rows["enough"]["recomputed_tokens"] == rows["backup"]["recomputed_tokens"] == 0
+    assert rows["enough"]["recomputed_tokens"] == 0
     assert rows["enough"]["preemptions"] == 0
     assert rows["backup"]["retractions"] > 0
     assert rows["recompute"]["retractions"] == rows["drop"]["retractions"] == 0
     assert rows["drop"]["preemptions"] > 0
-    assert rows["drop"]["recomputed_tokens"] > 0
+    assert rows["drop"]["recomputed_tokens"] > rows["backup"]["recomputed_tokens"]
     assert rows["drop"]["load_bytes"] == 0
     assert rows["backup"]["load_bytes"] > 0
     assert rows["spill"]["retractions_to_storage"] > 0

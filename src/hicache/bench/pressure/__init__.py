@@ -18,7 +18,7 @@ from hicache.bench.pressure.subjects import Subject, hybrid, real_model, recurre
 
 __all__ = ["compare", "run", "short_subjects"]
 
-_REAL = Load(requests=10, running=8, shortest=300, longest=600, answer=64, rounds=2, page_size=16, chunk_tokens=512)
+_REAL = Load(requests=10, running=8, shortest=150, longest=300, answer=128, rounds=2, page_size=16, chunk_tokens=512)
 _RANDOM = Load(requests=16, running=8, shortest=150, longest=300, answer=32, rounds=2, page_size=8, chunk_tokens=128)
 _SHORT = Load(requests=8, running=4, shortest=24, longest=48, answer=12, rounds=1, page_size=4, chunk_tokens=32)
 

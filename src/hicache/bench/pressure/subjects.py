@@ -18,7 +18,7 @@ _FULL, _LINEAR = "full_attention", "linear_attention"
 _DRAFT_TOKENS = 3
 _SPARE_SNAPSHOTS = 2
 """Snapshots on the device beside the live states, where memory is short: as few as a cache takes."""
-_SNAPSHOT_PAGES = 4
+_SNAPSHOT_PAGES = 2
 """Pages between two snapshots of a prompt."""
 _NO_STATE = 0.25
 
@@ -65,6 +65,7 @@ class Subject:
                 storage_url="memory:" if setting.host == "little" else None,
                 write_policy="write_through_selective" if setting.host == "none" else self.write_policy,
                 write_through_hits=1 << 30,
+                write_back_watermark=1.0,
             ),
             serve=ServeConfig(
                 model=str(self.folder),
