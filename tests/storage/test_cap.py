@@ -161,6 +161,27 @@ def test_old_files_count_and_a_smaller_cap_is_kept_from_the_start(tmp_path: Path
     backend.close()
 
 
+def test_a_much_smaller_cap_is_kept_in_turns(tmp_path: Path, monkeypatch):
+    """As many as are needed, and what is being written elsewhere stays."""
+    monkeypatch.setattr("hicache.storage.file.room._EVICTED_AT_ONCE", 3)
+    store = PageStore(FileBackend(tmp_path))
+    chains = [sample_chain(5, chain=str(i)) for i in range(6)]
+    for keys in chains:
+        store_pages(store, keys)
+        store_pages(store, sample_chain(1, chain=keys[0].page.hex()), 20_000)
+    store.close()
+    backend = FileBackend(tmp_path, 12 * SLOT_BYTES)
+    assert 7 * SLOT_BYTES < backend.used_bytes <= backend.disk_bytes <= 12 * SLOT_BYTES
+    assert disk_bytes(tmp_path) <= 12 * SLOT_BYTES + EXTENTS_BYTES
+    for keys in chains:
+        there = backend.contains(keys).tolist()
+        assert there == sorted(there, reverse=True)
+    backend.close()
+    backend = FileBackend(tmp_path, 1)
+    assert backend.used_bytes == backend.disk_bytes == 0
+    backend.close()
+
+
 def test_what_was_used_last_is_remembered_over_a_restart(tmp_path: Path):
     first, second = sample_chain(2, chain="first"), sample_chain(2, chain="second")
     store = PageStore(FileBackend(tmp_path))

@@ -2,10 +2,10 @@
 
 import heapq
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from hicache.storage.protocol import StorageKey
 from hicache.units import PoolName
@@ -17,6 +17,8 @@ Digests, nothing a user chose.
 """
 
 PageId: TypeAlias = bytes
+
+_Item = TypeVar("_Item")
 
 PAGE_ID_BYTES = 16
 POOL_ID_BYTES = 8
@@ -59,8 +61,8 @@ class _Page:
 
     parent: PageId
     used_ns: int
-    entries: list[EntryId] = field(default_factory=list)
-    reserved: list[tuple[EntryId, int]] = field(default_factory=list)
+    entries: tuple[EntryId, ...] = ()
+    reserved: tuple[tuple[EntryId, int], ...] = ()
     queued_ns: int = -1
 
 
@@ -105,7 +107,7 @@ class ChainIndex:
 
     def reserve(self, entry: EntryId, size_bytes: int) -> None:
         """Counts `size_bytes` for a write that has begun; the pages before it stay until it has ended."""
-        self._page(entry, 0).reserved.append((entry, size_bytes))
+        self._page(entry, 0).reserved += ((entry, size_bytes),)
         self._reserved_bytes += size_bytes
 
     def cancel(self, entry: EntryId, size_bytes: int) -> bool:
@@ -114,7 +116,7 @@ class ChainIndex:
         page = self._pages.get(page_id)
         if page is None or (entry, size_bytes) not in page.reserved:
             return False
-        page.reserved.remove((entry, size_bytes))
+        page.reserved = _without(page.reserved, (entry, size_bytes))
         self._reserved_bytes -= size_bytes
         self._settle(page_id, page)
         return True
@@ -140,7 +142,7 @@ class ChainIndex:
         page = self._page(entry, used_ns)
         before = self._sizes.get(entry)
         if before is None:
-            page.entries.append(entry)
+            page.entries += (entry,)
         self._sizes[entry] = size_bytes
         self._stored_bytes += size_bytes - (before or 0)
         page.used_ns = max(page.used_ns, used_ns)
@@ -153,7 +155,7 @@ class ChainIndex:
             return False
         page_id = entry[:PAGE_ID_BYTES]
         page = self._pages[page_id]
-        page.entries.remove(entry)
+        page.entries = _without(page.entries, entry)
         self._stored_bytes -= size_bytes
         self._settle(page_id, page)
         return True
@@ -178,7 +180,7 @@ class ChainIndex:
                     page.queued_ns = -1
                 continue
             if page.used_ns == queued_ns:
-                return tuple(page.entries)
+                return page.entries
             page.queued_ns = page.used_ns
             heapq.heapreplace(self._queue, (page.used_ns, page_id))
         return ()
@@ -216,3 +218,9 @@ class ChainIndex:
         if parent is not None:
             parent.used_ns = max(parent.used_ns, page.used_ns)
             self._settle(page.parent, parent)
+
+
+def _without(items: tuple[_Item, ...], item: _Item) -> tuple[_Item, ...]:
+    """All but the first that equals `item`, which must be among them."""
+    at = items.index(item)
+    return items[:at] + items[at + 1 :]

@@ -73,8 +73,10 @@ class FileBackend:
         try:
             self._ledger = Ledger(folder, disk or Disk(), patience_s)
             self._room = Room(self._ledger, cap_bytes)
-            with self._ledger.turn():
-                self._room.keep_cap()
+            is_kept = False
+            while not is_kept:
+                with self._ledger.turn():
+                    is_kept = self._room.keep_cap()
         except OSError as error:
             raise StorageError(f"cannot open the page store in {folder.root}: {error}") from error
 

@@ -1,8 +1,8 @@
 """What a store knows of one slot: 128 bytes that prove themselves; a record that doesn't is a slot without a value."""
 
 import struct
-from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 from hicache.storage.chains import ENTRY_ID_BYTES, EntryId
 from hicache.storage.codec import checksum
@@ -16,6 +16,7 @@ NOBODY = bytes(WRITER_ID_BYTES)
 _FIELDS = struct.Struct(f"<B7xQ{WRITER_ID_BYTES}sQ{ENTRY_ID_BYTES}s")
 _CRC = struct.Struct("<I")
 _USED = struct.Struct("<Q")
+_ALL = struct.Struct(f"{_FIELDS.format}I4xQ")
 _STAMP = struct.Struct("<B7xQ")
 
 USED_OFFSET = _FIELDS.size + 8
@@ -37,8 +38,10 @@ class State(IntEnum):
     """It holds a value, whole."""
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+_STATES = {state.value: state for state in State}
+
+
+class Record(NamedTuple):
     """A slot's state. `stamp` is another one at every turn in which a slot changes, and later ones are larger.
 
     `owner` is the writer of a value that is being written or that nobody else will read, else NOBODY.
@@ -65,11 +68,11 @@ def decode(data: bytes | memoryview) -> tuple[Record, int] | None:
     """A record and the time of last use; None if the bytes are not those of an intact one."""
     if len(data) != RECORD_BYTES:
         return None
-    body = data[: _FIELDS.size]
-    state, stamp, owner, value_bytes, entry = _FIELDS.unpack(body)
-    if not State.HOLE <= state <= State.STORED or _CRC.unpack_from(data, _FIELDS.size)[0] != checksum(body):
+    number, stamp, owner, value_bytes, entry, crc, used_ns = _ALL.unpack_from(data)
+    state = _STATES.get(number)
+    if state is None or crc != checksum(data[: _FIELDS.size]):
         return None
-    return Record(State(state), stamp, owner, value_bytes, entry), _USED.unpack_from(data, USED_OFFSET)[0]
+    return Record(state, stamp, owner, value_bytes, entry), used_ns
 
 
 def decode_stamp(data: bytes) -> tuple[int, int]:

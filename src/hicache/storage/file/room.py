@@ -12,6 +12,9 @@ from hicache.storage.file.view import Shelf
 _GROW_BYTES = 16 << 20
 """The most room that is taken from the disk ahead of need."""
 
+_EVICTED_AT_ONCE = 256
+"""Pages that go in one turn when a cap has become smaller: other processes have theirs in between."""
+
 
 class Room:
     """Finds slots. All calls in a ledger's turn."""
@@ -67,11 +70,21 @@ class Room:
         self.done(places)
         self._has_lost = True
 
-    def keep_cap(self) -> None:
-        """Lets go of what is beyond the cap."""
-        while self._cap_bytes is not None and self._ledger.view.allocated_bytes > self._cap_bytes:
-            if not self._punch_free(0) and not self._evict():
-                return
+    def keep_cap(self) -> bool:
+        """Lets go of what is beyond the cap, a part of it if it is much; True when no more can be done."""
+        ledger, cap_bytes = self._ledger, self._cap_bytes
+        if cap_bytes is None:
+            return True
+        evicted = 0
+        while ledger.view.allocated_bytes - ledger.view.free_bytes > cap_bytes and evicted < _EVICTED_AT_ONCE:
+            if not self._evict():
+                break
+            evicted += 1
+        ledger.tell()
+        while ledger.view.allocated_bytes > cap_bytes:
+            if not self._punch_free(0):
+                return evicted == 0
+        return True
 
     def punch(self, place: Place) -> None:
         """Gives the room of a free slot back to the disk."""

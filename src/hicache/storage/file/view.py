@@ -1,5 +1,7 @@
 """What one process knows of a store: each slot's record, where each entry lies, and in which order entries go."""
 
+from collections.abc import Iterable
+
 from hicache.storage.chains import ChainIndex, EntryId
 from hicache.storage.file.journal import Place
 from hicache.storage.file.records import NOBODY, Record, State
@@ -64,6 +66,11 @@ class View:
         """Bytes that all slots take on the disk."""
         return sum(shelf.allocated_bytes for shelf in self.shelves.values())
 
+    @property
+    def free_bytes(self) -> int:
+        """Of these, those of slots in which nothing of use is."""
+        return sum(len(shelf.free) * shelf.slot_bytes for shelf in self.shelves.values())
+
     def shelf(self, slot_bytes: int) -> Shelf:
         """The slots of one size, none at first."""
         shelf = self.shelves.get(slot_bytes)
@@ -105,6 +112,21 @@ class View:
             self.index.cancel(before.entry, size)
         elif before.state is State.STORED and (record.state is not State.STORED or record.entry != before.entry):
             self._forget(place, before.entry)
+
+    def load(self, slot_bytes: int, records: Iterable[tuple[Record, int]]) -> None:
+        """Notes the records of all slots of a size that was not seen before, with the times of last use."""
+        shelf = self.shelf(slot_bytes)
+        for slot, (record, used_ns) in enumerate(records):
+            shelf.records.append(record)
+            if record.state is State.STORED:
+                self._store(Place(slot_bytes, slot), record, used_ns)
+            elif record.state is State.RESERVED:
+                self.index.reserve(record.entry, slot_bytes)
+            else:
+                (shelf.free if record.state is State.FREE else shelf.holes)[slot] = None
+            if record.owner != NOBODY:
+                self.owned[Place(slot_bytes, slot)] = record.owner
+        self.last_stamp = max(self.last_stamp, *(record.stamp for record in shelf.records), 0)
 
     def _store(self, place: Place, record: Record, used_ns: int) -> None:
         older = self._places.get(record.entry)
