@@ -19,6 +19,7 @@ DOCUMENTS = [
     "docs/exactness.md",
     "docs/storage-backends.md",
     "docs/simulate.md",
+    "docs/operations.md",
     "CHANGELOG.md",
 ]
 CODE_BLOCK = re.compile(r"^ *```(\w+)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)

@@ -294,18 +294,20 @@ class UnifiedRadixCache:
         self._require_open()
         return self._controller.evict(tier, pages, pool)
 
-    def flush(self, namespace: Namespace | None = None, *, force: bool = False) -> Flush:
+    def flush(self, namespace: Namespace | None = None, *, force: bool = False, used_only: bool = False) -> Flush:
         """Make all that was computed so far unfindable in every tier: of one namespace, or of all that were used.
 
         Storage is cleared of these namespaces, and of no other; until it has answered (`done` of what is returned,
-        after `poll`), nothing is fetched for them. The store that is attached later is not touched.
+        after `poll`), nothing is fetched for them. A namespace that is used for the first time after a flush of all is
+        cleared then, since an earlier process may have stored it; not so with `used_only`. The store that is attached
+        later is not touched.
 
         Raises InUseError, with nothing changed, while a match is open in what is to be flushed. With `force` these go
         on with what they have, and what they add is found by nobody either.
         """
         self._require_open()
         scope = None if namespace is None else namespace.fingerprint
-        return flush(self._controller, self._matches.values(), scope, force=force)
+        return flush(self._controller, self._matches.values(), scope, force=force, used_only=used_only)
 
     def attach_storage_backend(self, store: PageStore) -> None:
         """Use a page store from now on; it is closed with the cache. Raises StorageError when one is attached."""

@@ -9,6 +9,7 @@ from pydantic_core import ErrorDetails
 
 _USER = re.compile(r"(?<=//)[^/?#]*@")
 _SECRET_OPTION = re.compile(r"([?&][^=&]*(?:auth|cred|key|pass|pwd|secret|sig|token)[^=&]*=)[^&]*", re.IGNORECASE)
+_SECRET_FIELD = re.compile(r"(?:^|_)(?:key|password|secret|token)$")
 _SHOWN_CHARACTERS = 200
 
 
@@ -38,7 +39,8 @@ def one_line(error: ValidationError, known: Iterable[str], labels: Mapping[str, 
     label = labels.get(field, field)
     if detail["type"] == "extra_forbidden":
         return f"{label}: there is no such setting{did_you_mean(field, known)}"
-    return f"{label}={show(detail['input'])}: {_what_is_right(detail)}"
+    shown = "***" if _SECRET_FIELD.search(field) else show(detail["input"])
+    return f"{label}={shown}: {_what_is_right(detail)}"
 
 
 def _what_is_right(detail: ErrorDetails) -> str:

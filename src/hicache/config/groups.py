@@ -12,6 +12,7 @@ from pydantic import (
     ConfigDict,
     Field,
     ModelWrapValidatorHandler,
+    SecretStr,
     ValidationError,
     ValidationInfo,
     field_validator,
@@ -173,6 +174,12 @@ class ServeConfig(Group):
     preemption: Literal["retract", "recompute"] = Field(
         "retract",
         description="A request that gives way when memory runs out is kept on the host, or computed again.",
+    )
+    admin_key: SecretStr | None = Field(
+        None,
+        min_length=8,
+        description="The key that opens the routes under /admin; other processes see flags, so prefer the variable."
+        " Not set: there are none.",
     )
     threads: int | None = Field(None, gt=0, description="Threads that the model computes with. Not set: torch decides.")
     cache_folder: Path = Field(

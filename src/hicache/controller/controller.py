@@ -219,7 +219,9 @@ class HybridCacheController:
         """What was flushed, and what is to be known of it."""
         return self._flushes
 
-    def flush(self, namespace: bytes | None, holders: Mapping[bytes, int]) -> tuple[Flush, Mapping[bytes, bytes]]:
+    def flush(
+        self, namespace: bytes | None, holders: Mapping[bytes, int], *, used_only: bool
+    ) -> tuple[Flush, Mapping[bytes, bytes]]:
         """Make everything of a namespace, or of all, unfindable in every tier.
 
         `holders`: how many requests run on each namespace. They go on under the names that are returned, and each is
@@ -228,7 +230,7 @@ class HybridCacheController:
         names = self._flushes.scope(holders) if namespace is None else (namespace,)
         self._prefetches.end_in(frozenset(names))
         self._fetches.drop_in(frozenset(names))
-        return self._flushes.start(names, holders, everything=namespace is None)
+        return self._flushes.start(names, holders, everything=namespace is None and not used_only)
 
     def evict(self, tier: Tier, pages: int | None, pool: PoolName | None = None) -> int:
         """Free up to `pages` pages of a tier (None: all that can go), counted in `pool`; by default in the anchor.

@@ -10,10 +10,12 @@ from hicache.engine.types import Ask, Chunk, FinishReason, SamplingParams, Usage
 if TYPE_CHECKING:
     from hicache.engine.engine import Engine, EngineStats
     from hicache.engine.launch import create_engine
+    from hicache.engine.operations import Audit
     from hicache.engine.stream import Stream
 
 __all__ = [
     "Ask",
+    "Audit",
     "Chunk",
     "Engine",
     "EngineStats",
@@ -25,6 +27,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Audit": "hicache.engine.operations",
     "Engine": "hicache.engine.engine",
     "EngineStats": "hicache.engine.engine",
     "Stream": "hicache.engine.stream",

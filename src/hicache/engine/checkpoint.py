@@ -70,6 +70,13 @@ def open_checkpoint(folder: Path, dtype: str, page_size: int) -> Checkpoint:
     )
 
 
+def differences(one: Path, other: Path) -> list[str]:
+    """The fields in which the configs of two checkpoints differ, those aside that make no difference to any page."""
+    first, second = read_config(one).values, read_config(other).values
+    names = sorted((first.keys() | second.keys()) - set(_NOT_IDENTITY))
+    return [name for name in names if str(first.get(name)) != str(second.get(name))]
+
+
 def _refuse_rope(config: Any) -> None:
     rope = config.get("rope_parameters") or {}
     nested = [part for part in rope.values() if isinstance(part, dict)]

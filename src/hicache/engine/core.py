@@ -15,6 +15,7 @@ from hicache.engine.sequence import Sequence
 from hicache.engine.speculation import Drafter, choose, no_tokens
 from hicache.engine.work import CoreOptions, CoreStats, Done, Waiting, Work
 from hicache.errors import CapacityError, InvariantError
+from hicache.keys import Namespace
 
 log = logging.getLogger("hicache")
 
@@ -104,6 +105,25 @@ class EngineCore:
         waiting = [one.request.id for one in self._waiting]
         for request_id in waiting + [one.request.id for one in (*self._away, *self._running)]:
             self.abort(request_id)
+
+    @property
+    def admitted(self) -> int:
+        """How many requests have begun and not ended."""
+        return len(self._running) + len(self._away)
+
+    def begin_again(self, namespace_of: Callable[[Namespace], Namespace]) -> None:
+        """Every request begins anew, with what it has of its answer, in another namespace. Nothing computed is kept."""
+        begun = [sequence.request for sequence in (*self._running, *self._away)]
+        for sequence in (*self._running, *self._away):
+            self._leave(sequence)
+        self._crowded = False
+        waiting, self._waiting = self._waiting, []
+        for one in waiting:
+            if one.ticket is not None:
+                self.cache.cancel_prefetch(one.ticket)
+        for request in (*begun, *(one.request for one in waiting)):
+            request.namespace = namespace_of(request.namespace)
+            self._waiting.append(Waiting(request, None))
 
     def step(self) -> bool:
         """Settle what has arrived, then compute once. False when nothing could be computed now."""

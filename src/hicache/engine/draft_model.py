@@ -8,6 +8,7 @@ import torch
 
 from hicache.builder import ModelDescription, PoolDescription
 from hicache.engine.executor import Executor
+from hicache.engine.model import CausalModel
 from hicache.engine.segment import Segment, TokenArray
 from hicache.engine.speculation import Lead, Trail, confirmed, no_tokens
 from hicache.layout import PoolGeometry
@@ -23,6 +24,11 @@ class DraftModel:
     def __init__(self, executor: Executor, most: int) -> None:
         self._executor = executor
         self._most = most
+
+    @property
+    def model(self) -> CausalModel:
+        """What guesses."""
+        return self._executor.model
 
     @property
     def source(self) -> PoolName:

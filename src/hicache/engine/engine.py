@@ -13,7 +13,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from hicache.cache import CacheStats
+from hicache.cache import CacheStats, Flush, Flushed
+from hicache.engine import operations
 from hicache.engine.core import EngineCore
 from hicache.engine.model import Tokenizer
 from hicache.engine.places import Places
@@ -21,7 +22,7 @@ from hicache.engine.request import Request
 from hicache.engine.stream import Stream
 from hicache.engine.types import Ask, Chunk, SamplingParams
 from hicache.engine.work import CoreStats
-from hicache.errors import CapacityError, ClosedError, ConfigError, InvariantError
+from hicache.errors import CapacityError, ClosedError, ConfigError, InUseError, InvariantError
 from hicache.keys import Namespace
 
 log = logging.getLogger("hicache")
@@ -33,6 +34,8 @@ _WAITING_S = 0.001
 _SETTLING_S = 0.005
 """How long to wait when only transfers are under way."""
 _IDLE_S = 0.5
+FLUSH_TIMEOUT_S = 60.0
+"""How long a flush waits for storage."""
 _STATS_EVERY_S = 0.25
 
 
@@ -73,10 +76,19 @@ class _Command:
 class Engine:
     """Runs requests until it is closed. A bug in the cache's accounting stops it, and `health` says so."""
 
-    def __init__(self, core: EngineCore, tokenizer: Tokenizer, info: EngineInfo, max_waiting: int) -> None:
+    def __init__(
+        self,
+        core: EngineCore,
+        tokenizer: Tokenizer,
+        info: EngineInfo,
+        max_waiting: int,
+        weights: operations.NewWeightsLoader | None = None,
+    ) -> None:
         self.tokenizer = tokenizer
         self.info = info
         self._core = core
+        self._weights = weights
+        self._exchanging = threading.Lock()
         self._ids = itertools.count()
         self._changed = threading.Condition()
         self._places = Places(max_waiting)
@@ -119,7 +131,7 @@ class Engine:
             self._places.take([request.id for request, _ in started])
             for request, _ in started:
                 self._open[request.id] = request
-                self._inbox.append(_Command(partial(self._core.add, request), request.abort))
+                self._inbox.append(_Command(partial(self._add, request), request.abort))
             self._changed.notify_all()
         return [stream for _, stream in started]
 
@@ -163,6 +175,69 @@ class Engine:
     def stats(self) -> EngineStats:
         """The numbers a moment ago: taken between steps, every quarter of a second while requests run."""
         return replace(self._stats, queued=self._places.queued, refused=self._places.refused)
+
+    def flush(self, salt: str | None = None, *, force: bool = False, timeout_s: float = FLUSH_TIMEOUT_S) -> Flushed:
+        """Make what was computed so far unfindable in every tier: for one tenant's salt ("": for no salt), or for all.
+
+        Raises InUseError while requests run on it, unless forced: they then go on, and what they compute is not shared.
+        StorageError when storage does not answer in time.
+        """
+        namespace = None if salt is None else self.info.namespace.with_salt(salt)
+        return operations.flush(self, namespace, force=force, timeout_s=timeout_s)
+
+    def update_weights(
+        self, folder: str, *, draft: str | None = None, force: bool = False, timeout_s: float = FLUSH_TIMEOUT_S
+    ) -> Flushed:
+        """Take the weights of another checkpoint of the same model (and of its draft), and flush what the old computed.
+
+        They are loaded while requests run, and taken between two steps. What an answer has so far stays. Raises
+        ConfigError, by name, for a checkpoint that does not fit; InUseError while requests run, unless forced: they
+        then begin again with what they have answered; StorageError as `flush`.
+        """
+        with self._exchanging:
+            if self._weights is None:
+                raise ConfigError("this engine was not told where its weights come from; start another")
+            new = self._weights.load(folder, draft)
+            begun = self.call(lambda core: self._exchange(core, new, force=force))
+        return operations.finish(self, begun, timeout_s)
+
+    def _exchange(self, core: EngineCore, new: operations.NewWeights, *, force: bool) -> Flush:
+        if core.admitted and not force:
+            raise InUseError(
+                f"{core.admitted} requests run on the weights that are to go; ask again when they have ended, or force"
+                " it: they then begin again with what they have answered"
+            )
+        self.info = replace(self.info, namespace=new.namespace)
+        core.begin_again(self._current)
+        new.take()
+        return core.cache.flush(force=True, used_only=True)
+
+    def _add(self, request: Request) -> None:
+        request.namespace = self._current(request.namespace)
+        self._core.add(request)
+
+    def _current(self, namespace: Namespace) -> Namespace:
+        """The namespace of the weights that run now, for the same tenant."""
+        return replace(self.info.namespace, salt=namespace.salt, adapter=namespace.adapter)
+
+    def attach_storage(self, url: str, size: str | int | None = None) -> None:
+        """Use a store (`file:./store`, of at most `size`) from now on, while requests run.
+
+        Raises InUseError when one is attached, ConfigError or StorageError when this one can't be had.
+        """
+        operations.attach(self, url, size)
+
+    def detach_storage(self) -> None:
+        """Stop using the store; nothing happens when there is none."""
+        operations.detach(self)
+
+    def switch_storage(self, url: str, size: str | int | None = None) -> None:
+        """Use another store from now on. Raises as `attach_storage`, and then goes on with the one it has."""
+        operations.switch(self, url, size)
+
+    def audit(self) -> operations.Audit:
+        """Check between two steps that every slot has one owner. An InvariantError is raised, and stops the engine."""
+        return operations.audit(self)
 
     @property
     def alive(self) -> bool:

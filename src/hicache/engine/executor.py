@@ -49,6 +49,11 @@ class Executor:
         self._memory = Memory(pools, self._routes, Scratch(gathered, max_model_len))
 
     @property
+    def model(self) -> CausalModel:
+        """What it runs."""
+        return self._model
+
+    @property
     def scratch_bytes(self) -> int:
         """Memory held beside the weights and the pools."""
         return self._memory.scratch.nbytes

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -16,13 +17,14 @@ from hicache.device.torch import RESERVED_SLOTS, TorchDevicePool, torch_dtype
 from hicache.engine.checkpoint import Checkpoint, open_checkpoint
 from hicache.engine.core import EngineCore
 from hicache.engine.default_model import find_model
-from hicache.engine.drafts import DraftPlan, DraftSettings, plan_draft
+from hicache.engine.drafts import DraftCheckpoint, DraftPlan, DraftSettings, plan_draft
 from hicache.engine.engine import Engine, EngineInfo
 from hicache.engine.executor import Executor
 from hicache.engine.model import Tokenizer, load_model, load_tokenizer
 from hicache.engine.routes import Routes
 from hicache.engine.selftest import is_exact
 from hicache.engine.token_pools import scratch_bytes
+from hicache.engine.weights import Weights
 from hicache.engine.work import CoreOptions
 from hicache.errors import ConfigError
 from hicache.keys import FingerprintMemo, Namespace, digest_parts
@@ -96,6 +98,11 @@ class _Plan:
         )
         return sizes.device
 
+    @property
+    def draft_folder(self) -> Path | None:
+        """The folder of the draft's own weights, if it has any."""
+        return self.draft.checkpoint.folder if isinstance(self.draft, DraftCheckpoint) else None
+
     def namespace(self) -> Namespace:
         """What sets its pages apart, from those with another draft too."""
         serve = self.settings.serve
@@ -117,6 +124,15 @@ def _plan(settings: Settings, checkpoint: Checkpoint) -> _Plan:
         return _Plan(settings, checkpoint, None)
     asked = DraftSettings(serve.draft, serve.draft_tokens, serve.dtype, settings.cache.page_size, serve.cache_folder)
     return _Plan(settings, checkpoint, plan_draft(asked, checkpoint))
+
+
+def _candidate(plan: _Plan, folder: str, draft: str | None) -> _Plan:
+    """The same plan over other weights."""
+    serve, config = plan.settings.serve, plan.settings.cache
+    if draft is not None and not isinstance(plan.draft, DraftCheckpoint):
+        raise ConfigError(f"draft={draft}: no checkpoint of its own drafts here, so there are no weights to exchange")
+    settings = plan.settings if draft is None else plan.settings.replace(serve=serve.replace(draft=draft))
+    return _plan(settings, open_checkpoint(find_model(folder, serve.cache_folder), serve.dtype, config.page_size))
 
 
 def _start(
@@ -156,7 +172,8 @@ def _start(
         snapshot_interval=serve.snapshot_interval,
         retract=serve.preemption == "retract",
     )
-    return Engine(EngineCore(cache, executor, options, drafter=drafter), tokenizer, info, serve.max_waiting)
+    weights = Weights(plan, model, drafter, serve.dtype, partial(_candidate, plan))
+    return Engine(EngineCore(cache, executor, options, drafter=drafter), tokenizer, info, serve.max_waiting, weights)
 
 
 def _max_model_len(plan: _Plan) -> int:

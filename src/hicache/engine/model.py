@@ -95,6 +95,14 @@ class CausalModel:
         hidden: torch.Tensor = output.hidden_states[-1].flatten(0, 1)
         return logits[: len(wanted)].float(), hidden
 
+    def copy_from(self, other: "CausalModel") -> None:
+        """Take the weights of a model of the same architecture, which `misfit` says it is."""
+        _copy(self._module, other._module)
+
+    def misfit(self, other: "CausalModel") -> str | None:
+        """Which tensor of another model this one has no place for; None when all fit."""
+        return _misfit(self._module, other._module)
+
     @property
     def nbytes(self) -> int:
         """Bytes of the weights."""
@@ -118,6 +126,14 @@ class MtpLayers:
 
     def __init__(self, module: Any) -> None:
         self._module = module.eval()
+
+    def copy_from(self, other: "MtpLayers") -> None:
+        """Take the weights of layers of the same architecture, which `misfit` says they are."""
+        _copy(self._module, other._module)
+
+    def misfit(self, other: "MtpLayers") -> str | None:
+        """Which tensor of other layers these have no place for; None when all fit."""
+        return _misfit(self._module, other._module)
 
     @torch.inference_mode()
     def forward(self, depth: int, hidden: torch.Tensor, step: Step) -> tuple[torch.Tensor, torch.Tensor]:
@@ -197,6 +213,24 @@ def load_vocabulary(folder: Path) -> Mapping[str, int] | None:
     tokenizer: Any = load_tokenizer(folder)
     vocabulary: Mapping[str, int] = tokenizer.get_vocab()
     return vocabulary
+
+
+def _misfit(module: Any, other: Any) -> str | None:
+    own, theirs = module.state_dict(), other.state_dict()
+    for name in sorted(own.keys() | theirs.keys()):
+        if name not in own or name not in theirs:
+            return f"{name} is in one of them only"
+        if (own[name].shape, own[name].dtype) != (theirs[name].shape, theirs[name].dtype):
+            here, there = ((list(one.shape), one.dtype) for one in (own[name], theirs[name]))
+            return f"{name} is {there}, not {here}"
+    return None
+
+
+@torch.no_grad()
+def _copy(module: Any, other: Any) -> None:
+    theirs = other.state_dict()
+    for name, tensor in module.state_dict().items():
+        tensor.copy_(theirs[name])
 
 
 def _twin(module: Any, **children: Any) -> Any:

@@ -72,6 +72,11 @@ class MtpDrafter:
         self._memory = Memory(pools, routes, Scratch(gathered, max_model_len))
 
     @property
+    def layers(self) -> MtpLayers:
+        """What guesses."""
+        return self._layers
+
+    @property
     def source(self) -> PoolName:
         """The pool at whose slots its state lies."""
         return self._source

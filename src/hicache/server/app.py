@@ -9,12 +9,14 @@ from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from hicache import __version__
+from hicache.server.admin import PREFIX, Admin, admin_router
 from hicache.server.chat import create_chat_completion
 from hicache.server.completions import create_completion
 from hicache.server.context import ServerContext, system_fingerprint
 from hicache.server.engine_like import EngineLike
 from hicache.server.engine_metrics import EngineCollector
 from hicache.server.errors import install_handlers
+from hicache.server.keys import KeyGuard
 from hicache.server.metrics import ServerMetrics
 from hicache.server.middleware import BodyLimit, RequestMeter
 from hicache.server.prompts import PromptEncoder
@@ -24,8 +26,8 @@ from hicache.server.wire import Json
 MAX_BODY_BYTES = 32 << 20
 
 
-def build_app(engine: EngineLike) -> FastAPI:
-    """The app that serves `engine` and closes it at shutdown."""
+def build_app(engine: EngineLike, admin: Admin | None = None) -> FastAPI:
+    """The app that serves `engine` and closes it at shutdown. With `admin`, the same engine can be operated."""
     context = ServerContext(
         engine=engine,
         metrics=ServerMetrics(EngineCollector(engine.stats, engine.health)),
@@ -40,6 +42,9 @@ def build_app(engine: EngineLike) -> FastAPI:
         engine.close()
 
     app = FastAPI(title="hicache", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan)
+    if admin is not None:
+        app.include_router(admin_router(admin))
+        app.add_middleware(KeyGuard, prefix=PREFIX, key=admin.key)
     app.add_middleware(BodyLimit, limit_bytes=MAX_BODY_BYTES)
     app.add_middleware(RequestMeter, metrics=context.metrics)
     install_handlers(app)

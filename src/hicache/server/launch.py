@@ -14,7 +14,9 @@ import uvicorn
 from hicache.config import ServeConfig, Settings
 from hicache.engine import Engine, create_engine
 from hicache.errors import ConfigError
+from hicache.server.admin import Admin
 from hicache.server.app import build_app
+from hicache.server.keys import Key
 
 GRACE_S = 10
 """How long requests under way may go on when the server is asked to stop; then they end with an error that says so."""
@@ -32,7 +34,7 @@ def run(settings: Settings) -> int:
             listen(listener, settings.serve)
             _announce(engine, settings, listener)
             with _signals_end_only_the_server():
-                _Server(engine).run(sockets=[listener])
+                _Server(engine, _admin(engine, settings.serve)).run(sockets=[listener])
         finally:
             engine.close()
     return 0
@@ -81,10 +83,10 @@ def _not_to_be_had(serve: ServeConfig, error: OSError) -> ConfigError:
 class _Server(uvicorn.Server):
     """Ends what still runs after the grace by closing the engine: clients are told, rather than cut off."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, admin: Admin | None) -> None:
         super().__init__(
             uvicorn.Config(
-                build_app(engine),
+                build_app(engine, admin),
                 log_level="warning",
                 access_log=False,
                 timeout_graceful_shutdown=GRACE_S + _LAST_WORDS_S,
@@ -101,11 +103,17 @@ class _Server(uvicorn.Server):
             grace.cancel()
 
 
+def _admin(engine: Engine, serve: ServeConfig) -> Admin | None:
+    return None if serve.admin_key is None else Admin(engine, Key(serve.admin_key.get_secret_value()))
+
+
 def _announce(engine: Engine, settings: Settings, listener: socket.socket) -> None:
     lines = [f"hicache serves {engine.model_name}, prompts and answers of up to {engine.max_model_len} tokens"]
     lines += [f"  {line}" for line in engine.info.sizes]
     lines.append(f"  storage: {settings.cache.storage_url or 'none; --storage-url file:./store keeps pages'}")
     lines += [f"  degraded: {line}" for line in engine.health()]
+    if settings.serve.admin_key is not None:
+        lines.append("  admin: routes under /admin, for those who have the key")
     lines += reached_at(*listener.getsockname()[:2])
     print("\n".join(lines), file=sys.stderr, flush=True)
 

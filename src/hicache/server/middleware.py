@@ -3,10 +3,11 @@
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from hicache.server import admin
 from hicache.server.context import CLIENT_GONE
 from hicache.server.metrics import ServerMetrics
 
-ENDPOINTS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/models", "/health", "/metrics"})
+ENDPOINTS = admin.ENDPOINTS | {"/v1/chat/completions", "/v1/completions", "/v1/models", "/health", "/metrics"}
 
 
 class RequestMeter:
