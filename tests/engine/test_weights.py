@@ -13,7 +13,7 @@ from hicache.errors import ConfigError, InUseError
 from tests.engine.tiny import ask, collect, prompt, running, settings, write_checkpoint
 
 PROMPT = prompt(60)
-LONG = 400
+LONG = 200
 
 
 def other_weights(folder: Path, to: Path) -> Path:

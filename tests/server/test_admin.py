@@ -20,7 +20,7 @@ from tests.server.serving import serving
 KEY = "open sesame"
 WITH_KEY = {"Authorization": f"Bearer {KEY}"}
 PROMPT = {"prompt": list(range(1, 60)), "max_tokens": 8, "temperature": 0}
-LONG = {"prompt": list(range(1, 60)), "max_tokens": 600, "temperature": 0, "ignore_eos": True}
+LONG = {"prompt": list(range(1, 60)), "max_tokens": 150, "temperature": 0, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
