@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from hicache.builder import ModelDescription, PoolDescription, make_sidecar
@@ -23,18 +24,32 @@ STATE = PoolDescription("state2", geometry(1, 5, tokens=1), (1,), coverage=Check
 
 
 class Shelf(MemoryBackend):
-    """A memory store that outlives its attachments, as one on disk does, and knows which pools it was given."""
+    """A memory store that outlives its attachments, as one on disk does, and knows which pools it was given.
+
+    It takes pages only from memory that it was told of.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.pools: set[str] = set()
+        self.arenas: list[tuple[int, int]] = []
+
+    def register(self, arenas):
+        self.arenas += [(start := address_of(arena), start + arena.nbytes) for arena in arenas]
 
     def write(self, keys, values):
         self.pools |= {key.pool for key in keys}
+        for _, page in values:
+            start = address_of(page)
+            assert any(first <= start and start + page.nbytes <= last for first, last in self.arenas)
         return super().write(keys, values)
 
     def close(self) -> None:
         """Keeps everything."""
+
+
+def address_of(memory: memoryview) -> int:
+    return np.frombuffer(memory, np.uint8).ctypes.data
 
 
 def world_of(base: ModelDescription, *late: PoolDescription, attach: str = "never", **settings) -> World:

@@ -122,6 +122,8 @@ class HybridCacheController:
                 f"pools {names} come too late: a prefetch is under way; register every pool before the first request"
             )
         group.add_entries([self._with_reclaim(entry) for entry in entries])
+        if self._attachment is not None:
+            self._attachment.store.register(_arenas(entries))
         self._state.tree = self._new_tree(self._own_coverages())
         self._make_parts()
 
@@ -256,6 +258,7 @@ class HybridCacheController:
         """Use a page store from now on. Raises StorageError when one is attached already."""
         if self._attachment is not None:
             raise StorageError("a storage backend is attached; detach it first")
+        store.register(_arenas(self.mem_pool_host.entries))
         self._epochs += 1
         self._attachment = Attachment(store, self._epochs)
 
@@ -320,3 +323,8 @@ class HybridCacheController:
         oldest = self._state.dispatcher.oldest_id
         while self._detached and self._detached[0][0] < oldest:
             self._detached.pop(0)[1].close()
+
+
+def _arenas(entries: Iterable[PoolEntry]) -> list[memoryview]:
+    """The host memory of pools; a derived one has memory too, if no slots of its own."""
+    return [entry.host_pool.arena.data.data for entry in entries]

@@ -8,7 +8,7 @@ import numpy as np
 
 from hicache.storage.codec import HEADER_BYTES, Verdict, check, encode_header
 from hicache.storage.gate import Gate
-from hicache.storage.protocol import Cleared, ReadResult, StorageBackend, StorageKey
+from hicache.storage.protocol import Cleared, ReadResult, RegistersMemory, StorageBackend, StorageKey
 from hicache.units import BoolArray
 
 
@@ -51,6 +51,11 @@ class PageStore:
     def backend(self) -> StorageBackend:
         """What lies below."""
         return self._backend
+
+    def register(self, arenas: Sequence[memoryview]) -> None:
+        """Tells a backend that wants to know it in which host memory pages will lie, until the store is closed."""
+        if isinstance(self._backend, RegistersMemory):
+            self._backend.register(arenas)
 
     def contains(self, keys: Sequence[StorageKey]) -> BoolArray:
         """Which pages are there and not known to be damaged; bool, shape [keys]. Their bytes are checked by `read`."""

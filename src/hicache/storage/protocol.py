@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
@@ -116,3 +116,11 @@ class StorageBackend(Protocol):
 
     def close(self) -> None:
         """Gives back what the backend holds; stored values stay. Later calls raise ClosedError."""
+
+
+@runtime_checkable
+class RegistersMemory(Protocol):
+    """A backend that moves pages without a copy only from and into memory that it was told of before."""
+
+    def register(self, arenas: Sequence[memoryview]) -> None:
+        """Host memory in which pages will lie, until `close`; more may follow. StorageError if it is not accepted."""

@@ -50,6 +50,10 @@ class BackendSpec:
 _BUILT_IN = {
     "file": BackendSpec("hicache.storage.openers:open_file", "pip install hicache"),
     "memory": BackendSpec("hicache.storage.openers:open_memory", "pip install hicache"),
+    "mooncake": BackendSpec(
+        "hicache.storage.mooncake.opener:open_mooncake",
+        "pip install 'hicache[mooncake]', and libibverbs1 and librdmacm1 of the system",
+    ),
     "s3": BackendSpec("hicache.storage.s3.opener:open_s3", "pip install 'hicache[s3]'"),
     **dict.fromkeys(
         ("redis", "rediss", "valkey", "valkeys"),
