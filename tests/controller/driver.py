@@ -239,6 +239,8 @@ class Driver:
             self.world.born[request.match] = self.world.generation
             assert request.match.flushed
         self.world.generation += 1
+        if self.cache.controller.storage is None:
+            self.backend = Shelf()  # a store that is attached later is used as it is
         self.flushes.append(flush)
 
     def forget_and_serve(self, prompt: bytes, *, stored: bool) -> None:
@@ -335,6 +337,7 @@ WEIGHTS = {
     "serve": 25,
     "abort": 8,
     "reattach": 0.5,
+    "detach": 0.3,
     "flush": 1,
     "flush under way": 2,
 }
@@ -354,6 +357,7 @@ def step(driver: Driver, dice: random.Random) -> None:
         "serve": lambda: driver.forget_and_serve(prompt, stored=dice.random() < 0.3),
         "abort": lambda: driver.abort_in_load(prompt, prompt_of([1] * 7, dice.choice(LENGTHS))),
         "reattach": lambda: driver.reattach(empty=dice.random() < 0.5),
+        "detach": driver.cache.detach_storage_backend,
         "flush under way": lambda: driver.flush_under_way(prompt, dice.randint(0, 3)),
         "flush": lambda: driver.flush(force=dice.random() < 0.7, everything=dice.random() < 0.5),
     }
