@@ -195,7 +195,8 @@ class World:
     policy: EvictionPolicy | None = None
     agree: Agree | None = None
     place: str = ""
-    """Where a rank stands: its bytes are its own."""
+    """Where a rank stands: its bytes are its own, but for those of pools that are `alike` on all ranks."""
+    alike: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         self.clock = Clock()
@@ -208,7 +209,7 @@ class World:
         self.namespace = namespace(self.model)
         config = CacheConfig(
             device_size=self.device_pages * self.model.slot_bytes,
-            host_size=self.host_pages * self.model.slot_bytes,
+            host_size=self.host_pages * self.model.slot_bytes * (self.agree.ranks if self.agree else 1),
             page_size=PAGE,
             window_ratio=self.window_ratio,
             checkpoint_share=checkpoint_share(self.model),
@@ -379,7 +380,8 @@ class World:
         return self.born.get(match, self.generation)
 
     def _page(self, name: str, prefix: bytes, size: int, generation: int) -> ByteArray:
-        return page_content(self.namespace, name + self.place, prefix, size, generation)
+        place = "" if name in self.alike else self.place
+        return page_content(self.namespace, name + place, prefix, size, generation)
 
     def _content(self, name: str, pool, prompt: bytes, pages: Sequence[int], generation: int) -> ByteArray:
         ends = [((page + 1) * PAGE + self.model.draft_lookahead) * 4 for page in pages]

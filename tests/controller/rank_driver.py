@@ -3,10 +3,12 @@
 import random
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from hicache.builder import ModelDescription
 from hicache.controller import DistributedAgree, Place
+from hicache.layout import PoolGeometry
 from hicache.storage import PageStore, StorageBackend
 from hicache.testing.faults import Fault, FaultyBackend, seeded_faults
 from hicache.testing.ranks import VirtualRanks
@@ -27,6 +29,27 @@ LOSSES: tuple[dict[Fault, float], ...] = (
     {Fault.FAIL: 0.1, Fault.FLIP: 0.05},
     {Fault.RAISE: 0.1, Fault.STALE: 0.05},
 )
+
+
+def stage_of(model: ModelDescription, stage: int) -> ModelDescription:
+    """The same pools with pages of other sizes, as another stage of a pipeline has them."""
+
+    def wider(geometry: PoolGeometry) -> PoolGeometry:
+        layers = tuple(
+            tuple(replace(tensor, shape=(tensor.shape[0] + stage, *tensor.shape[1:])) for tensor in layer)
+            for layer in geometry.layers
+        )
+        return replace(geometry, layers=layers)
+
+    return replace(
+        model,
+        pools=tuple(
+            replace(
+                pool, geometry=wider(pool.geometry), packed_drafts=tuple(wider(draft) for draft in pool.packed_drafts)
+            )
+            for pool in model.pools
+        ),
+    )
 
 
 @dataclass
@@ -63,7 +86,7 @@ class RankDriver(Driver):
         self.attached = 0
         place = agree.place
         self.world = World(
-            model=KINDS[dice.choice(sorted(KINDS))],
+            model=stage_of(KINDS[dice.choice(sorted(KINDS))], place.stage),
             device_pages=dice.randint(6, 16),
             host_pages=dice.randint(4, 24),
             executor=self.executor,
@@ -133,7 +156,8 @@ def walk_one(driver: RankDriver, seed: int, steps: int) -> Ending:
     stats = driver.cache.stats()
     digests.append(driver.cache.digest())
     driver.cache.close()
-    return Ending(tuple(digests), dict(stats.hit_tokens), dict(stats.counters))
+    moved = {name: count for name, count in stats.counters.items() if not name.endswith("_bytes")}
+    return Ending(tuple(digests), dict(stats.hit_tokens), moved)
 
 
 def walk(group: VirtualRanks, seed: int, steps: int, *, behind: int = 0, stages: int = 1) -> list[Ending]:

@@ -2,18 +2,19 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
 from hicache.builder.describe import ModelConfig, ModelDescription, describe_model
 from hicache.builder.entries import DevicePoolFactory, make_entry
+from hicache.builder.ranks import RankPlan, agree_on, local_ranks, plan_of, said_by_ranks
 from hicache.builder.sizes import split_sizes
 from hicache.cache import UnifiedRadixCache
 from hicache.config import CacheConfig, format_size, redact
 from hicache.controller import Agree, ControllerConfig, HybridCacheController, OneRank
 from hicache.device.array import ArrayDevicePool
 from hicache.errors import ConfigError, StorageError
-from hicache.memory import ArenaKind, require_memory
+from hicache.memory import ArenaKind
 from hicache.pools import SlotAllocator
 from hicache.storage import PageStore, open_store
 from hicache.storage.codec import HEADER_BYTES
@@ -45,11 +46,27 @@ def build_kv_cache(
     is an eviction policy of one's own, for this cache alone, in place of the one that the config names. Raises
     ConfigError, in one line and before memory is taken, when model and sizes don't fit this machine. A store that
     can't be opened is named by `health`; the cache runs without it.
+
+    With several ranks (`agree`) every one of them calls this at once. `host_size` is for all ranks of a machine, which
+    get equal parts of it; `device_size` is for each. All get the slots of the smallest, and all or none use storage.
+    A ConfigError is then the same on every rank.
     """
-    model = describe_model(model_config, config.page_size, dtype)
-    sizes = split_sizes(model, config, reserved_slots=reserved_slots, live_slots=live_slots)
-    _require_storage_size(config, model)
-    _require_memory(config, device_in_host_memory)
+    agree = agree if agree is not None else OneRank()
+    policy = policy if policy is not None else POLICIES[config.eviction_policy]()
+    local = local_ranks(agree)
+    config = _share_of_host(config, local)
+    memory = "device_size and host_size together" if device_in_host_memory else "host_size"
+
+    def plan() -> tuple[ModelDescription, RankPlan]:
+        model = describe_model(model_config, config.page_size, dtype)
+        sizes = split_sizes(model, config, reserved_slots=reserved_slots, live_slots=live_slots)
+        _require_storage_size(config, model)
+        needed_bytes = config.host_size + (config.device_size if device_in_host_memory else 0)
+        settings = _shared_settings(config, policy, model, reserved_slots, live_slots)
+        return model, plan_of(model, sizes, settings, needed_bytes)
+
+    model, agreed = agree_on(agree, plan, local, memory)
+    sizes = agreed.sizes
     allocators = {
         pool.name: SlotAllocator(sizes.device[pool.name] + reserved_slots, reserved_slots)
         for pool in model.pools
@@ -59,6 +76,7 @@ def build_kv_cache(
         store = _open(config)
         if isinstance(store, PageStore):
             undo.callback(store.close)
+        troubles = said_by_ranks(agree, store if isinstance(store, str) else None)
         kind = ArenaKind(config.host_arena)
         entries = []
         for pool in model.pools:
@@ -80,8 +98,9 @@ def build_kv_cache(
             ),
             executor if executor is not None else ThreadExecutor(config.fetch_workers),
             clock=clock,
-            agree=agree if agree is not None else OneRank(),
-            policy=policy if policy is not None else POLICIES[config.eviction_policy](),
+            agree=agree,
+            policy=policy,
+            slot_bytes=agreed.slot_bytes,
         )
         undo.pop_all()
     cache = UnifiedRadixCache(
@@ -91,10 +110,12 @@ def build_kv_cache(
         transfer_timeout_s=config.transfer_timeout_s,
         prefetch_timeout_s=config.prefetch_timeout_s,
     )
-    if isinstance(store, PageStore):
+    if troubles:
+        cache.run_without_storage("; ".join(troubles))
+    if isinstance(store, PageStore) and troubles:
+        store.close()
+    elif isinstance(store, PageStore):
         cache.attach_storage_backend(store)
-    elif store is not None:
-        cache.run_without_storage(str(store))
     return cache
 
 
@@ -107,14 +128,37 @@ def _require_storage_size(config: CacheConfig, model: ModelDescription) -> None:
         )
 
 
-def _require_memory(config: CacheConfig, device_in_host_memory: bool) -> None:
-    if device_in_host_memory:
-        require_memory(config.device_size + config.host_size, "device_size and host_size together")
-    else:
-        require_memory(config.host_size, "host_size")
+def _share_of_host(config: CacheConfig, local: Sequence[int]) -> CacheConfig:
+    """The config of one of the ranks of a machine."""
+    if len(local) == 1:
+        return config
+    part = config.replace(host_size=max(1, config.host_size // len(local)))
+    whole, each = format_size(config.host_size), format_size(part.host_size)
+    log.info("ranks %s of this machine: host_size=%s in all, %s each", list(local), whole, each)
+    return part
 
 
-def _open(config: CacheConfig) -> PageStore | StorageError | None:
+def _shared_settings(
+    config: CacheConfig, policy: EvictionPolicy, model: ModelDescription, reserved_slots: int, live_slots: int
+) -> dict[str, str | int | float | bool]:
+    """What decisions follow from, so that ranks which differ in it would come to differ."""
+    return {
+        "page_size": config.page_size,
+        "write_policy": config.write_policy,
+        "write_through_hits": config.write_through_hits,
+        "write_back_watermark": config.write_back_watermark,
+        "eviction_policy": policy.name,
+        "prefetch_batch_pages": config.prefetch_batch_pages,
+        "transfer_timeout_s": config.transfer_timeout_s,
+        "prefetch_timeout_s": config.prefetch_timeout_s,
+        "draft_lookahead": model.draft_lookahead,
+        "reserved_slots": reserved_slots,
+        "live_slots": live_slots,
+        "storage_url is set": config.storage_url is not None,
+    }
+
+
+def _open(config: CacheConfig) -> PageStore | str | None:
     """The store that is asked for, or why it can't be used."""
     if config.storage_url is None:
         return None
@@ -124,4 +168,4 @@ def _open(config: CacheConfig) -> PageStore | StorageError | None:
         raise ConfigError(f"storage_url={redact(config.storage_url)}: {error}") from error
     except StorageError as error:
         log.warning("running without storage: %s", error)
-        return error
+        return str(error)

@@ -61,10 +61,13 @@ class HybridCacheController:
         clock: Callable[[], float],
         agree: Agree,
         policy: EvictionPolicy,
+        slot_bytes: Mapping[PoolName, int] | None = None,
     ) -> None:
+        """`slot_bytes`: what a slot of a pool holds on all ranks together, where that is more than it does here."""
         self.mem_pool_host = HostPoolGroup(layer_count, [self._with_reclaim(entry) for entry in entries])
         self._config = config
         self._policy = policy
+        self._slot_bytes = dict(slot_bytes) if slot_bytes is not None else {}
         counters = Counters()
         dispatcher = Dispatcher(executor, agree, counters)
         self._state = State(self.mem_pool_host, self._new_tree(self._own_coverages()), dispatcher, counters)
@@ -91,7 +94,7 @@ class HybridCacheController:
 
     def _tree_pool(self, name: PoolName, coverage: Coverage) -> TreePool:
         entries = [entry for entry in self.mem_pool_host.entries if name in (entry.name, entry.derived_from)]
-        slot_bytes = sum(entry.host_pool.layout.page_bytes for entry in entries)
+        slot_bytes = sum(self._slot_bytes.get(entry.name, entry.host_pool.layout.page_bytes) for entry in entries)
         return TreePool(name, coverage, slot_bytes, self.mem_pool_host.get_entry(name).device_pool.slots)
 
     def _make_parts(self) -> None:
