@@ -27,6 +27,7 @@ EXPORTED = [
     "InUseError",
     "InvariantError",
     "Namespace",
+    "Place",
     "PoolEntry",
     "PoolTransfer",
     "QueueFullError",

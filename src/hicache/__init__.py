@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from hicache.config import CacheConfig as CacheConfig
     from hicache.controller import DistributedAgree as DistributedAgree
     from hicache.controller import HybridCacheController as HybridCacheController
+    from hicache.controller import Place as Place
     from hicache.coverage import Checkpoint as Checkpoint
     from hicache.coverage import Coverage as Coverage
     from hicache.coverage import Full as Full
@@ -50,6 +51,7 @@ else:
         "CacheConfig": "hicache.config",
         "DistributedAgree": "hicache.controller",
         "HybridCacheController": "hicache.controller",
+        "Place": "hicache.controller",
         "Checkpoint": "hicache.coverage",
         "Coverage": "hicache.coverage",
         "Full": "hicache.coverage",

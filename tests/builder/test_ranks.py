@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hicache.builder import ModelDescription, PoolDescription, build_kv_cache
+from hicache.builder import ModelDescription, PoolDescription, build_kv_cache, with_replicated
 from hicache.cache import UnifiedRadixCache
 from hicache.config import CacheConfig
 from hicache.controller import DistributedAgree
@@ -127,3 +127,11 @@ def test_what_a_page_costs_is_counted_over_all_ranks():
     for answer in answers:
         assert [pool.slot_bytes for pool in answer.controller.state.tree.pools] == [35 * PAGE, 45 * PAGE]
     closed(answers)
+
+
+def test_a_pool_that_ranks_hold_alike_must_be_there_and_be_so_on_all():
+    assert [pool.replicated for pool in with_replicated(THREE_POOLS, "swa").pools] == [False, True, False]
+    with pytest.raises(ConfigError, match=r"'latent'.*which has \['kv', 'swa', 'state'\]"):
+        with_replicated(THREE_POOLS, "latent")
+    models = [THREE_POOLS, with_replicated(THREE_POOLS, "swa")]
+    assert "every rank needs the same pools" in refused(start(2, lambda rank: models[rank]))

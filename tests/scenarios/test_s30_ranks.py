@@ -1,10 +1,10 @@
 """S30: ranks hold and find other pages; a prefix is what all of them have, and stays on all while one loads it."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 
+from hicache.builder import with_replicated
 from hicache.controller import DistributedAgree, Place
 from hicache.keys import page_keys
 from hicache.storage import StorageKey
@@ -170,24 +170,23 @@ def test_what_one_loads_stays_on_all_from_the_lookup_to_the_load():
 
 
 def test_pages_that_all_ranks_hold_alike_are_written_by_one_and_read_by_all():
-    model = replace(
-        KINDS["latent"], pools=tuple(replace(pool, replicated=pool.name == "latent") for pool in KINDS["latent"].pools)
-    )
-    group = VirtualRanks(RANKS)
-    store = MeteredBackend(Shelf())
-    make = worlds(group, lambda rank: store, model=model)
+    model = with_replicated(KINDS["latent"], "latent")
+    group, shelf = VirtualRanks(RANKS), Shelf()
+    stores = [MeteredBackend(shelf) for _ in range(RANKS)]
+    make = worlds(group, lambda rank: stores[rank], model=model)
 
-    def one(rank: int) -> tuple[int, bytes]:
+    def one(rank: int) -> tuple[int, int, int, bytes]:
         world = make(rank)
         world.alike = ("latent", "latent.draft0")
         fill(world)
+        asked = stores[rank].meters[Operation.CONTAINS].pages
+        assert asked == stores[rank].meters[Operation.WRITE].good_pages == (10 if rank == 0 else 5)
         tokens = fetch(world)
-        digest = world.cache.digest()
+        counters, digest = world.cache.stats().counters, world.cache.digest()
         world.cache.close()
-        return tokens, digest
+        return tokens, counters["store_pages"], counters["store_failed_pages"], digest
 
     endings = group.run(one)
     assert len(set(endings)) == 1
-    assert endings[0][0] == 5 * PAGE
-    assert store.meters[Operation.WRITE].good_pages == 5 + RANKS * 5, "latents once, what is sharded once per rank"
-    assert store.meters[Operation.READ].good_pages == RANKS * 10
+    assert endings[0][:3] == (5 * PAGE, 5, 0)
+    assert [store.meters[Operation.READ].good_pages for store in stores] == [10] * RANKS

@@ -19,6 +19,7 @@ from hicache.builder.plain import (
     state_pool,
     window_pool,
 )
+from hicache.builder.ranks import with_replicated
 from hicache.builder.refusals import REFUSED
 from hicache.builder.sizes import PoolSizes, describe_sizes, split_sizes
 
@@ -45,4 +46,5 @@ __all__ = [
     "state_pool",
     "window_pool",
     "with_draft",
+    "with_replicated",
 ]

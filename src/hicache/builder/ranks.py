@@ -3,7 +3,7 @@
 import json
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,20 @@ class Agreed:
 
     sizes: PoolSizes
     slot_bytes: Mapping[PoolName, int] = field(default_factory=dict)
+
+
+def with_replicated(model: ModelDescription, *pools: PoolName) -> ModelDescription:
+    """The same model, of which the ranks that share a stage's layers hold equal bytes in `pools` (latents, say).
+
+    One rank writes these to storage and all read them: only for ranks that reach one store. Raises ConfigError for a
+    pool that the model does not have.
+    """
+    names = [pool.name for pool in model.pools]
+    unknown = [name for name in pools if name not in names]
+    if unknown:
+        raise ConfigError(f"pools {unknown} are not in the model, which has {names}")
+    alike = tuple(replace(pool, replicated=pool.replicated or pool.name in pools) for pool in model.pools)
+    return replace(model, pools=alike)
 
 
 def local_ranks(agree: Agree) -> tuple[int, ...]:
