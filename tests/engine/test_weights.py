@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from hicache.engine import Engine, SamplingParams
 from hicache.errors import ConfigError, InUseError
+from tests.engine.mtp_checkpoint import write_mtp
 from tests.engine.tiny import ask, collect, prompt, running, settings, write_checkpoint
 
 PROMPT = prompt(60)
@@ -138,3 +139,13 @@ def test_what_does_not_fit_is_refused_by_name_and_changes_nothing(old: Path, tmp
             engine.update_weights(str(old), draft=str(old))
         assert cached(engine) > 0
         assert ask(engine, PROMPT)[0] == before
+
+
+def test_mtp_layers_go_along(tmp_path: Path):
+    first = write_mtp("deepseek_v3", tmp_path / "first", 3, 1)
+    second = other_weights(first, tmp_path / "second")
+    mtp = {"draft": "mtp", "device_size": "4MiB", "host_size": "8MiB"}
+    with running(settings(first, tmp_path, **mtp)) as engine:
+        ask(engine, PROMPT)
+        engine.update_weights(str(second))
+        assert ask(engine, PROMPT)[0] == answer(second, tmp_path, **mtp)
