@@ -10,7 +10,7 @@ from hicache.storage import BackendSpec, StoreLocation, backend_names, open_stor
 from hicache.storage.file import FileBackend
 from hicache.storage.memory import MemoryBackend
 
-BUILT_IN = ("file", "memory", "mooncake", "redis", "rediss", "s3", "valkey", "valkeys")
+BUILT_IN = ("file", "memory", "mooncake", "nixl-posix", "redis", "rediss", "s3", "valkey", "valkeys")
 
 
 @pytest.mark.parametrize("form", ["file:{}", "file://{}", "file:{}?cap=1MiB", "file:{}?sync=0.5"])

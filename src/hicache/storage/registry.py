@@ -54,6 +54,10 @@ _BUILT_IN = {
         "hicache.storage.mooncake.opener:open_mooncake",
         "pip install 'hicache[mooncake]', and libibverbs1 and librdmacm1 of the system",
     ),
+    "nixl-posix": BackendSpec(
+        "hicache.storage.nixl.opener:open_nixl_posix",
+        "pip install --no-deps nixl-cu12, or 'hicache[nixl]'",
+    ),
     "s3": BackendSpec("hicache.storage.s3.opener:open_s3", "pip install 'hicache[s3]'"),
     **dict.fromkeys(
         ("redis", "rediss", "valkey", "valkeys"),
