@@ -33,6 +33,7 @@ serve.snapshot_interval     --snapshot-interval     HICACHE_SERVE_SNAPSHOT_INTER
 serve.draft                 --draft                 HICACHE_SERVE_DRAFT
 serve.draft_tokens          --draft-tokens          HICACHE_SERVE_DRAFT_TOKENS
 serve.preemption            --preemption            HICACHE_SERVE_PREEMPTION
+serve.priority_ageing_s     --priority-ageing-s     HICACHE_SERVE_PRIORITY_AGEING_S
 serve.admin_key             --admin-key             HICACHE_SERVE_ADMIN_KEY
 serve.threads               --threads               HICACHE_SERVE_THREADS
 serve.cache_folder          --cache-folder          HICACHE_SERVE_CACHE_FOLDER

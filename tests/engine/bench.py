@@ -118,7 +118,7 @@ class Bench:
         )
         self._next_id = 0
 
-    def add(self, ids: Sequence[int], max_tokens: int = 8, salt: str = "", **params) -> Answer:
+    def add(self, ids: Sequence[int], max_tokens: int = 8, salt: str = "", priority: int = 0, **params) -> Answer:
         answer = Answer(self._next_id)
         request = Request(
             answer.id,
@@ -129,6 +129,7 @@ class Bench:
             frozenset([EOS]),
             answer.chunks.append,
             submitted_s=0.0,
+            priority=priority,
         )
         self._next_id += 1
         self.core.add(request)

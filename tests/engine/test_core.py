@@ -188,10 +188,10 @@ def test_an_abort_at_any_point_gives_everything_back(model, steps):
 def test_when_memory_runs_out_the_youngest_gives_way_and_all_get_their_tokens(model, alone):
     bench = Bench(model, device_pages=30, host_pages=200)
     prompts = [prompt(60, seed=seed) for seed in range(1, 6)]
-    answers = [bench.add(ids, 60) for ids in prompts]
+    answers = [bench.add(ids, 90) for ids in prompts]
     bench.run()
     assert bench.core.stats().preemptions > 0
-    assert [answer.tokens for answer in answers] == [alone(ids, 60) for ids in prompts]
+    assert [answer.tokens for answer in answers] == [alone(ids, 90) for ids in prompts]
     assert [answer.cached["device"] for answer in answers] == [0] * 5
     bench.settle()
     bench.idle()
@@ -202,7 +202,7 @@ def test_sampled_answers_survive_being_preempted(model):
     roomy, tight = Bench(model), Bench(model, device_pages=30, host_pages=200)
     answers = []
     for bench in (roomy, tight):
-        asked = [bench.add(prompt(60, seed=s), 60, temperature=1.0, seed=s) for s in range(1, 5)]
+        asked = [bench.add(prompt(60, seed=s), 90, temperature=1.0, seed=s) for s in range(1, 5)]
         bench.run()
         answers.append([answer.tokens for answer in asked])
     assert tight.core.stats().preemptions > 0

@@ -144,16 +144,16 @@ def test_an_answer_that_ends_where_a_page_does_leaves_that_page():
 def test_nothing_is_guessed_from_what_has_not_arrived(retract, left):
     """A request that gave way resumes at its last token: its pages are still loading when the step is planned."""
     bench, ids = drafted("llama", 4), prompt(19)
-    bench.core._options = replace(OPTIONS, retract=retract)
+    bench.core.preemption._options = replace(OPTIONS, retract=retract)
     asked = bench.add(ids, 30, ignore_eos=True)
     (sequence,) = steps_until(bench, computed=24)
-    bench.core._preempt(sequence)
+    bench.core.preemption.preempt(sequence)
     while bench.core.transfers_in_flight:
         bench.cache.poll()
     assert bench.cache.evict(Tier.DEVICE) == left
     guessed = len(bench.drafter.guesses)
     bench.core.step()
-    (sequence,) = bench.core._running
+    (sequence,) = bench.core.lineup.running
     assert (sequence.computed, len(bench.drafter.guesses)) == (25, guessed)
     bench.run()
     assert asked.tokens == plain("llama", ids, 30)
@@ -163,10 +163,10 @@ def test_nothing_is_guessed_from_what_has_not_arrived(retract, left):
 
 def steps_until(bench: Bench, computed: int) -> list[Sequence]:
     """Steps until the first request has computed so many tokens."""
-    while not bench.core._running or bench.core._running[0].computed < computed:
+    while not bench.core.lineup.running or bench.core.lineup.running[0].computed < computed:
         bench.core.step()
-    assert bench.core._running[0].computed == computed
-    return list(bench.core._running)
+    assert bench.core.lineup.running[0].computed == computed
+    return list(bench.core.lineup.running)
 
 
 def test_many_draft_at_once_while_prompts_come_in():
@@ -185,10 +185,10 @@ def test_many_draft_at_once_while_prompts_come_in():
 def test_requests_that_give_way_draft_on_where_they_resume():
     prompts = [prompt(60, seed=seed) for seed in range(1, 5)]
     bench = drafted("llama", 3, device_pages=30, host_pages=200)
-    asked = [bench.add(ids, 40, ignore_eos=True) for ids in prompts]
+    asked = [bench.add(ids, 90, ignore_eos=True) for ids in prompts]
     bench.run()
     assert bench.core.stats().preemptions > 0
-    assert [one.tokens for one in asked] == [plain("llama", ids, 40) for ids in prompts]
+    assert [one.tokens for one in asked] == [plain("llama", ids, 90) for ids in prompts]
     end(bench)
 
 

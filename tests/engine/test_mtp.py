@@ -217,14 +217,14 @@ def test_sampled_answers_are_the_same(two):
 def test_when_memory_runs_out_and_some_leave_all_others_get_their_tokens(two):
     prompts = [prompt(60, seed=seed) for seed in range(1, 6)]
     bench, plain = two.bench(device_pages=30, host_pages=200), two.plain()
-    asked = [bench.add(ids, 40, ignore_eos=True) for ids in prompts]
+    asked = [bench.add(ids, 90, ignore_eos=True) for ids in prompts]
     for _ in range(12):
         bench.core.step()
     bench.core.abort(asked[1].id)
     bench.run()
     assert bench.core.stats().preemptions > 0
     for index, (ids, one) in enumerate(zip(prompts, asked, strict=True)):
-        expected = plain.ask(ids, 40, ignore_eos=True).tokens
+        expected = plain.ask(ids, 90, ignore_eos=True).tokens
         assert one.tokens == (expected[: len(one.tokens)] if index == 1 else expected)
     assert counted(bench)[1] > 0
     end(bench)

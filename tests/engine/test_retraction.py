@@ -32,9 +32,8 @@ def ask(bench: Bench) -> list[Answer]:
 
 
 def give_way(core: EngineCore, index: int) -> None:
-    """Make a running request give way, as if the device were full; whoever waits may come at once."""
-    core._preempt(core._running[index])
-    core._crowded = False
+    """Make a running request give way, as if the device were full."""
+    core.preemption.preempt(core.lineup.running[index])
 
 
 def finish(bench: Bench, seed: int | None = None) -> None:
@@ -46,9 +45,9 @@ def finish(bench: Bench, seed: int | None = None) -> None:
             bench.idle()
             return
         bench.core.step()
-        running = len(bench.core._running)
-        if seed is not None and running and random.random() < 0.3:
-            give_way(bench.core, int(random.integers(running)))
+        settled = [i for i, one in enumerate(bench.core.lineup.running) if not one.loading]
+        if seed is not None and settled and random.random() < 0.3:
+            give_way(bench.core, int(random.choice(settled)))
         if step % 7 == 0:
             bench.cache.audit()
     raise AssertionError("still at work")
@@ -73,9 +72,9 @@ def test_answers_are_the_same_however_often_requests_give_way(family: str):
 def planned(bench: Bench, ids: list[int]) -> Answer:
     """A request that has slots for its next step, whose load has settled, and that gives way before the step is run."""
     answer = bench.add(ids, 20, ignore_eos=True)
-    while not bench.core._running or not bench.core._running[0]._settled:
+    while not bench.core.lineup.running or not bench.core.lineup.running[0]._settled:
         bench.core.cache.poll()
-        bench.core._plan()
+        bench.core.planner.plan()
     give_way(bench.core, 0)
     return answer
 
@@ -96,14 +95,14 @@ def test_a_request_that_gives_way_before_its_first_step_goes_on_from_the_snapsho
     bench = family_bench("qwen3_next")
     expected = bench.ask(prompt(40), 20, ignore_eos=True).tokens
     answer = planned(bench, prompt(40))
-    left = bench.core._away[0]._state
+    left = bench.core.lineup.away[0]._state
     bench.settle_transfers()
     bench.cache.evict(Tier.DEVICE)
     others = bench.cache.match_prefix(np.array(prompt(16, 5), np.uint32), bench.namespace.with_salt("other"))
     assert bench.cache.allocate(others, 16, checkpoint=True) is not None
     bench.executor.pools["state"].zero(DeviceSlots(np.array([left["state"]], np.int32)))
     bench.core.step()
-    assert bench.core._running[0]._match.slots("state")[32 // PAGE - 1] != left["state"]
+    assert bench.core.lineup.running[0]._match.slots("state")[32 // PAGE - 1] != left["state"]
     bench.run()
     assert answer.tokens == expected
     bench.cache.release(others)
@@ -132,7 +131,7 @@ def test_memory_that_is_short_is_made_by_retraction_and_nothing_is_computed_agai
     answers = {}
     for pages, retract in ((400, True), (34, True), (34, False)):
         bench = Bench(model, device_pages=pages, options=CoreOptions(max_running=5, chunk_tokens=32, retract=retract))
-        asked = [bench.add(prompt(60, seed), 60, ignore_eos=True) for seed in range(5)]
+        asked = [bench.add(prompt(60, seed), 90, ignore_eos=True) for seed in range(5)]
         bench.run()
         answers[pages, retract] = [answer.tokens for answer in asked]
         stats = bench.core.stats()
@@ -193,21 +192,25 @@ def test_a_host_without_room_hands_the_request_on_to_storage(model):
 
 
 def test_the_longest_away_comes_back_first_and_nobody_overtakes(model):
-    bench = Bench(model, options=CoreOptions(max_running=3, chunk_tokens=64))
+    bench = Bench(model, device_pages=40, options=CoreOptions(max_running=3, chunk_tokens=64))
     answers = [bench.add(prompt(20, seed), 40, ignore_eos=True) for seed in range(3)]
     for _ in range(4):
         bench.core.step()
     for index in (2, 1):
-        bench.core._preempt(bench.core._running[index])
+        bench.core.preemption.preempt(bench.core.lineup.running[index])
     late = bench.add(prompt(20, 9), 5, ignore_eos=True)
+    bench.settle_transfers()
+    held = bench.cache.match_prefix(np.array(prompt(16, 5), np.uint32), bench.namespace.with_salt("other"))
+    assert bench.cache.allocate(held, (bench.cache.room()["kv"] - 8) * PAGE) is not None
     while answers[0].reason is None:
         bench.core.step()
-        assert [one.request.id for one in bench.core._running] in ([answers[0].id], [])
+        assert [one.request.id for one in bench.core.lineup.running] in ([answers[0].id], [])
+    bench.cache.release(held)
     bench.core.step()
-    while bench.core.transfers_in_flight and len(bench.core._running) < 3:
+    while bench.core.transfers_in_flight and len(bench.core.lineup.running) < 3:
         bench.core.step()
     bench.core.step()
-    assert [one.request.id for one in bench.core._running] == [answers[1].id, answers[2].id, late.id]
+    assert [one.request.id for one in bench.core.lineup.running] == [answers[1].id, answers[2].id, late.id]
     bench.run()
     bench.settle()
     bench.idle()

@@ -93,7 +93,12 @@ def setup(subject: Subject, random: np.random.Generator, *, drafts: bool, lossy:
     interval = int(random.choice([0, 1, 5, 16, 40]))
     rates = _rates(random, lossy)
     options = CoreOptions(
-        running, max(1, min(chunk, room)), interval, stall_timeout_s=PATIENCE, retract=bool(random.random() < 0.7)
+        running,
+        max(1, min(chunk, room)),
+        interval,
+        stall_timeout_s=PATIENCE,
+        retract=bool(random.random() < 0.7),
+        priority_ageing_s=20.0,
     )
     settings["write_policy"] = str(random.choice(["write_through", "write_through_selective", "write_back"]))
     settings["eviction_policy"] = str(random.choice(list(POLICIES)))
@@ -253,7 +258,8 @@ class Wild:
             stop = chr(0x4E00 + expected[self.random.integers(len(expected))])
         salt = self.setup.salts[int(self.random.integers(len(self.setup.salts)))]
         stops = (stop,) if stop else ()
-        answer = self.bench.add(prompt, most, ignore_eos=True, salt=salt, stop=stops)
+        priority = int(self.random.choice([0, 0, 0, -3, 1, 40]))
+        answer = self.bench.add(prompt, most, ignore_eos=True, salt=salt, stop=stops, priority=priority)
         self.asked.append(Asked(prompt, most, stop, answer))
         return self.asked[-1]
 

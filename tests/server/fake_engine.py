@@ -98,6 +98,7 @@ class FakeStream:
     def __init__(self, prompt_ids: Sequence[int], params: SamplingParams, gate: threading.Event, cached: int) -> None:
         self.prompt_ids = tuple(prompt_ids)
         self.params = params
+        self.priority = 0
         self.aborted = threading.Event()
         self.finished = False
         self._gate = gate
@@ -174,6 +175,7 @@ class FakeEngine:
     def _start(self, ask: Ask) -> FakeStream:
         prompt = tuple(ask.prompt_ids)
         stream = self.stream_class(prompt, ask.params, self.gate, len(prompt) - 1 if prompt in self._seen else 0)
+        stream.priority = ask.priority
         self._seen.add(prompt)
         self.streams.append(stream)
         return stream

@@ -72,11 +72,12 @@ def test_sampling_reaches_the_engine(client: Any, engine: FakeEngine) -> None:
         top_p=0.9,
         seed=3,
         stop=["Z"],
-        extra_body={"top_k": 5, "min_p": 0.1, "ignore_eos": True},
+        extra_body={"top_k": 5, "min_p": 0.1, "ignore_eos": True, "priority": -7},
     )
     params = engine.streams[0].params
     assert (params.max_tokens, params.temperature, params.top_p, params.top_k) == (7, 0.5, 0.9, 5)
     assert (params.min_p, params.seed, params.stop, params.ignore_eos) == (0.1, 3, ("Z",), True)
+    assert engine.streams[0].priority == -7
 
 
 def test_what_is_left_open_takes_the_defaults(client: Any, engine: FakeEngine) -> None:

@@ -72,6 +72,9 @@ def test_field_that_would_change_the_answer_is_named(
     ("field", "value", "param"),
     [
         ("temperature", 2.1, "temperature"),
+        ("priority", 101, "priority"),
+        ("priority", -101, "priority"),
+        ("priority", 0.5, "priority"),
         ("temperature", "0.5", "temperature"),
         ("temperature", True, "temperature"),
         ("top_p", 0, "top_p"),

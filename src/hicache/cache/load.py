@@ -7,14 +7,17 @@ from hicache.transfer import LayerProgress
 
 
 class Load:
-    """What `load_back` and `retraction_restore` return. `tokens` is the length to resume at if all goes well."""
+    """What `load_back` and `retraction_restore` return. `tokens` is the length to resume at if all goes well.
+
+    One that takes longer than `timeout_s` seconds is overdue.
+    """
 
     def __init__(
         self, tokens: int, progress: Sequence[LayerProgress], timeout_s: float, settle: Callable[[], int]
     ) -> None:
         self.tokens = tokens
         self._progress = tuple(progress)
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
         self._settle = settle
         self._ran_ahead = False
 
@@ -33,13 +36,13 @@ class Load:
         arrives after all.
         """
         for progress in self._progress:
-            if not progress.wait(layer, self._timeout_s):
+            if not progress.wait(layer, self.timeout_s):
                 progress.ran_ahead = self._ran_ahead = True
 
     def wait_end(self) -> None:
         """Block until the load has ended on this rank, or takes too long."""
         for progress in self._progress:
-            progress.wait_end(self._timeout_s)
+            progress.wait_end(self.timeout_s)
 
     def result(self) -> int:
         """Block until the load has ended; the tokens that are really there, `tokens` if all went well.
@@ -48,6 +51,10 @@ class Load:
         ranks it asks nobody and does not block: it raises InvariantError unless the load is `done`.
         """
         self.wait_end()
+        return self.give_up()
+
+    def give_up(self) -> int:
+        """Wait no longer: `result` as it is now, never blocking. What has not arrived is not used."""
         good = self._settle()
         return 0 if self._ran_ahead else min(self.tokens, good)
 
@@ -75,5 +82,11 @@ class SharedLoad(Load):
         """The tokens that are there on every rank; 0 when any rank went on without a layer, or nobody can tell."""
         if not self.done:
             raise InvariantError("not every rank has told how this load ended; call wait_end(), then poll() until done")
+        return self.give_up()
+
+    def give_up(self) -> int:
+        """As `result`: no rank gives up alone, and `done` tells of a load that takes too long."""
+        if not self.done:
+            raise InvariantError("a load of several ranks ends on all of them together; poll() until it is done")
         good = self._settle()
         return 0 if any(progress.void for progress in self._progress) else min(self.tokens, good)

@@ -12,8 +12,9 @@ from hicache.cache.registration import SidecarPoolSpec, prepare, require_no_requ
 from hicache.cache.retraction import Retracted, restore, retract
 from hicache.cache.room import require_fit, room
 from hicache.cache.stats import CacheStats, cache_stats
-from hicache.cache.tokens import Tokens, token_bytes
+from hicache.cache.tokens import Tokens, require_lookahead, token_bytes
 from hicache.controller import Flush, HybridCacheController, LoadBack, Prefetch
+from hicache.coverage import Coverage
 from hicache.errors import ClosedError, ConfigError
 from hicache.keys import TOKEN_BYTES, Namespace
 from hicache.pools import PoolEntry, SlotAllocator
@@ -62,6 +63,11 @@ class UnifiedRadixCache:
         return self._controller
 
     @property
+    def coverages(self) -> Mapping[PoolName, Coverage]:
+        """What each pool with slots of its own must hold of a prefix."""
+        return self._controller.state.coverages
+
+    @property
     def in_flight(self) -> int:
         """Transfers that have not settled yet: `poll` has something to wait for."""
         return len(self._controller.state.dispatcher)
@@ -93,7 +99,7 @@ class UnifiedRadixCache:
         self._require_open()
         raw = token_bytes(tokens)
         timeout = self._prefetch_timeout_s if timeout_s is None else timeout_s
-        self._require_lookahead(namespace)
+        require_lookahead(namespace, self._lookahead)
         self._controller.note_request(namespace, raw)
         return self._controller.prefetch(namespace.fingerprint, raw, self._reusable_pages(raw), timeout)
 
@@ -120,7 +126,7 @@ class UnifiedRadixCache:
         if ttl_s is not None and not ttl_s > 0:
             raise ConfigError(f"ttl_s is {ttl_s}; give seconds, above 0, or None for no end")
         self._require_open()
-        self._require_lookahead(namespace)
+        require_lookahead(namespace, self._lookahead)
         raw = token_bytes(tokens)
         self._controller.note_request(namespace, raw)
         state = self._controller.state
@@ -262,19 +268,16 @@ class UnifiedRadixCache:
         self._controller.poll()
 
     def require_fit(self, tokens: int, chunk_tokens: int | None = None) -> None:
-        """Raises CapacityError for a request that can never run here: it names need and limit of every pool it misses.
+        """Raises CapacityError for a request that can never run here: names need and limit of every pool it misses.
 
-        `tokens`: how many the request computes in all. `chunk_tokens`: how many it is lent slots for before it inserts
-        them, which lets pages behind a window go (None: all). Looks at sizes only; any thread may ask.
+        `tokens`: how many it computes in all, `chunk_tokens` of them (None: all) before it inserts them, which lets
+        pages behind a window go. Looks at sizes only; any thread may ask.
         """
-        chunk = tokens if chunk_tokens is None else chunk_tokens
-        require_fit(self._controller.state, self._device_allocators, tokens, chunk, self._page_size)
+        state, chunk = self._controller.state, tokens if chunk_tokens is None else chunk_tokens
+        require_fit(state, self._device_allocators, tokens, chunk, self._page_size)
 
     def room(self) -> Mapping[PoolName, int]:
-        """Per pool with slots of its own, the device slots that are free now or could be made so by evicting.
-
-        Some may have to be written back first: then `allocate` gives them after a few `poll`s.
-        """
+        """Per pool with slots of its own, the device slots that are free or may go, maybe after being written back."""
         self._require_open()
         return room(self._controller.state)
 
@@ -412,13 +415,6 @@ class UnifiedRadixCache:
     @property
     def _lookahead(self) -> int:
         return self._controller.state.tree.lookahead_tokens
-
-    def _require_lookahead(self, namespace: Namespace) -> None:
-        if namespace.draft_lookahead != self._lookahead:
-            raise ConfigError(
-                f"the namespace has draft_lookahead={namespace.draft_lookahead}, and this cache was built for a model"
-                f" with draft_lookahead={self._lookahead}; give both one"
-            )
 
     def _require_open(self) -> None:
         if self._closed:

@@ -175,6 +175,11 @@ class ServeConfig(Group):
         "retract",
         description="A request that gives way when memory runs out is kept on the host, or computed again.",
     )
+    priority_ageing_s: Seconds = Field(
+        30.0,
+        description="A request that has waited this long goes before one that comes now with a priority one higher, in"
+        " seconds.",
+    )
     admin_key: SecretStr | None = Field(
         None,
         min_length=8,

@@ -7,6 +7,7 @@ import numpy as np
 
 from hicache.controller.counters import Counters
 from hicache.controller.dispatch import Deferred, Dispatcher, Retired
+from hicache.coverage import Coverage
 from hicache.pools import HostPoolGroup, PoolTransfer
 from hicache.storage import StorageKey, chain_keys
 from hicache.transfer.messages import Event
@@ -37,6 +38,11 @@ class State:
     def pools(self) -> tuple[PoolName, ...]:
         """The pools that have slots of their own, in the order of the group."""
         return tuple(entry.name for entry in self.group.entries if entry.derived_from is None)
+
+    @property
+    def coverages(self) -> dict[PoolName, Coverage]:
+        """What each of them must hold of a prefix."""
+        return {pool: self.group.get_entry(pool).coverage for pool in self.pools}
 
     def members(self, pool: PoolName) -> tuple[PoolName, ...]:
         """The pool and the pools that are derived from it: they lie at the same slots."""

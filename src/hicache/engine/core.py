@@ -10,22 +10,20 @@ from typing import TypeVar
 from hicache.cache import UnifiedRadixCache
 from hicache.engine.compute import Output, StepExecutor
 from hicache.engine.drafting import Drafting
+from hicache.engine.intake import Intake
+from hicache.engine.lineup import Lineup, Waiting
+from hicache.engine.planner import Planner
+from hicache.engine.preemption import Preemption
 from hicache.engine.request import Request
 from hicache.engine.sequence import Sequence
 from hicache.engine.speculation import Drafter, choose, no_tokens
-from hicache.engine.work import CoreOptions, CoreStats, Done, Waiting, Work
+from hicache.engine.work import CoreOptions, CoreStats, Done, Work
 from hicache.errors import CapacityError, InvariantError
 from hicache.keys import Namespace
 
 log = logging.getLogger("hicache")
 
 T = TypeVar("T")
-
-RETRACTION_PATIENCE_S = 1.0
-"""How long a request waits for the slots of one that was retracted, before another gives way too."""
-
-PATIENCE_STEPS = 3
-"""How often a request is refused memory while transfers may free some, before a younger one gives way."""
 
 
 class EngineCore:
@@ -44,18 +42,18 @@ class EngineCore:
         self._drafting = Drafting(drafter)
         self._options = options
         self._clock = clock
-        self._waiting: list[Waiting] = []
-        self._running: list[Sequence] = []
-        self._away: list[Sequence] = []
         self._counts = CoreStats()
-        self._crowded = False
         self._progress_s = clock()
-        self._retracted_s = clock()
+        self.lineup = Lineup(options.priority_ageing_s)
+        self.preemption = Preemption(self.lineup, options, self._counts, clock, lambda: cache.in_flight)
+        intake = Intake(cache, executor, options, self.lineup, self.preemption, drafter)
+        chunk_tokens = options.chunk_tokens
+        self.planner = Planner(self.lineup, intake, self.preemption, self._drafting, chunk_tokens, clock)
 
     @property
     def has_work(self) -> bool:
         """Whether any request is unfinished."""
-        return bool(self._waiting or self._running or self._away)
+        return bool(self.lineup.waiting or self.lineup.running or self.lineup.away)
 
     @property
     def transfers_in_flight(self) -> int:
@@ -64,7 +62,8 @@ class EngineCore:
 
     def stats(self) -> CoreStats:
         """The numbers now."""
-        running, waiting, away = len(self._running), len(self._waiting), len(self._away)
+        lineup = self.lineup
+        running, waiting, away = len(lineup.running), len(lineup.waiting), len(lineup.away)
         return replace(self._counts, running=running, waiting=waiting, retracted=away)
 
     def require_fit(self, tokens: int) -> None:
@@ -81,30 +80,31 @@ class EngineCore:
             self._counts.failed_requests += 1
             return
         ticket = self.cache.prefetch(request.tokens(0, request.length), request.namespace)
-        self._waiting.append(Waiting(request, ticket))
+        self.lineup.come(request, self._clock())
+        self.lineup.wait(Waiting(request, ticket))
         self._progress_s = self._clock()
 
     def abort(self, request_id: int) -> None:
         """End a request at whatever point it is. Harmless when it has ended already."""
-        for waiting in [one for one in self._waiting if one.request.id == request_id]:
-            self._waiting.remove(waiting)
+        lineup = self.lineup
+        for waiting in [one for one in lineup.waiting if one.request.id == request_id]:
+            lineup.waiting.remove(waiting)
+            waiting.stay()
             if waiting.ticket is not None:
                 self.cache.cancel_prefetch(waiting.ticket)
             waiting.request.abort()
             self._counts.aborted_requests += 1
-        for sequence in [one for one in (*self._away, *self._running) if one.request.id == request_id]:
-            if sequence in self._running:
+        for sequence in [one for one in (*lineup.away, *lineup.running) if one.request.id == request_id]:
+            if sequence in lineup.running:
                 sequence.share()
-                self._crowded = False
             self._leave(sequence)
             sequence.request.abort()
             self._counts.aborted_requests += 1
 
     def abort_all(self) -> None:
         """End every request."""
-        waiting = [one.request.id for one in self._waiting]
-        for request_id in waiting + [one.request.id for one in (*self._away, *self._running)]:
-            self.abort(request_id)
+        for request in list(self.lineup.everyone()):
+            self.abort(request.id)
 
     @property
     def admitted(self) -> int:
@@ -128,7 +128,7 @@ class EngineCore:
     def step(self) -> bool:
         """Settle what has arrived, then compute once. False when nothing could be computed now."""
         self.cache.poll()
-        work = self._plan()
+        work = self.planner.plan()
         if not work:
             self._check_progress()
             return False
@@ -141,139 +141,6 @@ class EngineCore:
         """End every request and close the cache."""
         self.abort_all()
         self.cache.close()
-
-    # Planning
-
-    def _plan(self) -> list[Work]:
-        """What this step computes: a token of each that decodes, and prompts, oldest first, up to the chunk's size."""
-        work: list[Work] = []
-        budget = self._options.chunk_tokens
-        for sequence in list(self._running):
-            if sequence not in self._running:  # it gave way to an older one
-                continue
-            one = self._plan_one(sequence, budget)
-            if one is not None:
-                work.append(one)
-                budget -= one.tokens if one.tokens > 1 else 0
-        while budget > 0 and not self._stalled(work):
-            admitted = self._admit(work)
-            one = self._plan_one(admitted, budget) if admitted is not None else None
-            if one is None:
-                break
-            work.append(one)
-            budget -= one.tokens
-        return work
-
-    def _plan_one(self, sequence: Sequence, budget: int) -> Work | None:
-        if not sequence.start():
-            return None
-        if sequence.missing > 1 and budget <= 0:
-            return None
-        room = self._drafting.room(sequence)
-        while room and not sequence.reserve(1 + room):
-            room //= 2
-        if room:
-            sequence.refusals = 0
-            return Work(sequence, 1, room)
-        tokens = sequence.chunk(budget)
-        return Work(sequence, tokens) if self._reserve(sequence, tokens) else None
-
-    def _reserve(self, sequence: Sequence, tokens: int) -> bool:
-        """Slots for the sequence's next tokens. Younger ones give way when there is no other way."""
-        while not sequence.reserve(tokens):
-            if self._making_room():
-                return False
-            sequence.refusals += 1
-            if self.transfers_in_flight and sequence.refusals <= PATIENCE_STEPS:
-                return False
-            if sequence.give_up_drafts():
-                continue
-            youngest = self._running[-1]
-            if youngest is sequence:
-                return False
-            self._preempt(youngest)
-        sequence.refusals = 0
-        return True
-
-    def _preempt(self, sequence: Sequence) -> None:
-        """Off the device until another has ended: with all that was computed, if it can be kept whole.
-
-        Else back to the head of the queue; then what it has computed stays cached if there is room.
-        """
-        self._crowded = True
-        self._counts.preemptions += 1
-        if self._options.retract and sequence.retract():
-            self._running.remove(sequence)
-            self._away.insert(0, sequence)
-            self._retracted_s = self._clock()
-            self._counts.retractions += 1
-            return
-        sequence.share()
-        self._leave(sequence)
-        self._waiting.insert(0, Waiting(sequence.request, None))
-
-    def _making_room(self) -> bool:
-        """Whether a retracted request is about to leave its slots. One that takes too long is not waited for."""
-        late = self._clock() - self._retracted_s > RETRACTION_PATIENCE_S
-        return not late and any(sequence.leaving for sequence in self._away)
-
-    def _come_back(self) -> Sequence | None:
-        """The oldest retracted request, if it can be brought back now."""
-        sequence = self._away[0]
-        if not sequence.restore():
-            return None
-        self._away.remove(sequence)
-        self._running.append(sequence)
-        return sequence
-
-    def _stalled(self, work: list[Work]) -> bool:
-        """Whether a request that was admitted earlier still has to wait: then nobody overtakes it."""
-        return len(work) < len(self._running)
-
-    def _admit(self, work: list[Work]) -> Sequence | None:
-        """The oldest retracted request; without any the next whose stored pages are in.
-
-        Unless this step computes pages that it can use in the next.
-        """
-        self._crowded = self._crowded and bool(self._running)
-        if self._crowded or len(self._running) >= self._options.max_running:
-            return None
-        if self._away:
-            return self._come_back()
-        ready = next((one for one in self._waiting if one.ready), None)
-        if ready is None:
-            return None
-        request = ready.request
-        match = self.cache.match_prefix(request.tokens(0, request.length), request.namespace, ready.ticket)
-        if self._shared_soon(request, work) > match.device_tokens + match.host_tokens:
-            self.cache.release(match)
-            return None
-        self._waiting.remove(ready)
-        request.admitted()
-        shared = [self._common(request, other.request) for other in self._waiting]
-        interval = self._options.snapshot_interval
-        sequence = Sequence(request, self.cache, match, self._executor, shared, interval, self._drafting.drafter)
-        self._running.append(sequence)
-        return sequence
-
-    def _shared_soon(self, request: Request, work: list[Work]) -> int:
-        """Tokens in full pages that `request` shares with what this step adds to the tree."""
-        best = 0
-        for one in work:
-            other = one.sequence
-            stop = min(other.computed + one.tokens, request.length - 1)
-            if one.tokens > 1:
-                length = min(stop, self._common(request, other.request))
-                best = max(best, length - length % self.cache.page_size)
-        return best
-
-    def _common(self, one: Request, other: Request) -> int:
-        """How many tokens two requests have in common, from the first on."""
-        if one.namespace != other.namespace:
-            return 0
-        stop = min(one.length, other.length)
-        same = one.tokens(0, stop) == other.tokens(0, stop)
-        return stop if same.all() else int(same.argmin())
 
     # Computing
 
@@ -332,7 +199,7 @@ class EngineCore:
                 again.append(Work(one.sequence, one.tokens))
         if again:
             self._run(again)
-        return [one for one in done if one.sequence in self._running]
+        return [one for one in done if one.sequence in self.lineup.running]
 
     def _advance(self, one: Done) -> bool:
         one.sequence.advance(one.tokens)
@@ -352,7 +219,6 @@ class EngineCore:
         if request.finished:
             sequence.share()
             self._leave(sequence)
-            self._crowded = False
             self._counts.finished_requests += 1
 
     def _guard(self, sequence: Sequence, action: Callable[[], T]) -> T | None:
@@ -372,18 +238,17 @@ class EngineCore:
 
     def _fail(self, sequence: Sequence, error: Exception) -> None:
         self._leave(sequence)
-        self._crowded = False
         sequence.request.fail(f"{type(error).__name__}: {error}")
         self._counts.failed_requests += 1
 
     def _leave(self, sequence: Sequence) -> None:
-        (self._running if sequence in self._running else self._away).remove(sequence)
+        self.lineup.remove(sequence)
         sequence.release()
 
     def _check_progress(self) -> None:
         """The last way out: a request that nothing else keeps from running, and that still can't."""
         stuck_s = self._clock() - self._progress_s
-        stuck = (*self._running, *self._away)
+        stuck = (*self.lineup.running, *self.lineup.away)
         if not stuck:
             self._progress_s = self._clock()
         elif stuck_s > self._options.stall_timeout_s:

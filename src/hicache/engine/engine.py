@@ -112,9 +112,12 @@ class Engine:
         """The most tokens that prompt and answer can have together."""
         return self.info.max_model_len
 
-    def submit(self, prompt_ids: Sequence[int], params: SamplingParams, *, salt: str = "") -> Stream:
-        """Start a request; `salt` keeps its pages apart from those of other tenants. Raises as `submit_all` does."""
-        return self.submit_all([Ask(prompt_ids, params, salt)])[0]
+    def submit(self, prompt_ids: Sequence[int], params: SamplingParams, *, salt: str = "", priority: int = 0) -> Stream:
+        """Start a request; `salt` keeps its pages apart from those of other tenants, a higher `priority` goes first.
+
+        Raises as `submit_all` does, and ConfigError for a priority that is out of bounds.
+        """
+        return self.submit_all([Ask(prompt_ids, params, salt, priority)])[0]
 
     def submit_all(self, asks: Sequence[Ask]) -> list[Stream]:
         """Start some requests together, all or none.
@@ -148,6 +151,7 @@ class Engine:
             self._emitter(request_id, stream),
             submitted_s,
             partial(self._places.leave, request_id),
+            ask.priority,
         )
         return request, stream
 

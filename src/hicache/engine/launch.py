@@ -171,6 +171,7 @@ def _start(
         _chunk_tokens(plan),
         snapshot_interval=serve.snapshot_interval,
         retract=serve.preemption == "retract",
+        priority_ageing_s=serve.priority_ageing_s,
     )
     weights = Weights(plan, model, drafter, serve.dtype, partial(_candidate, plan))
     return Engine(EngineCore(cache, executor, options, drafter=drafter), tokenizer, info, serve.max_waiting, weights)

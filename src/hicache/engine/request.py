@@ -31,7 +31,8 @@ def _nothing() -> None:
 class Request:
     """One request. `emit` gets every chunk, the one with a finish reason last and only once.
 
-    `on_admitted` is called whenever the scheduler takes it out of its queue.
+    `on_admitted` is called whenever the scheduler takes it out of its queue. A higher `priority` goes first; `turn` is
+    the scheduler's, earlier ones go first.
     """
 
     def __init__(
@@ -45,12 +46,15 @@ class Request:
         emit: Callable[[Chunk], None],
         submitted_s: float,
         on_admitted: Callable[[], None] = _nothing,
+        priority: int = 0,
     ) -> None:
         self.id = request_id
         self.params = params
         self.namespace = namespace
         self.prompt_tokens = len(prompt)
         self.submitted_s = submitted_s
+        self.priority = priority
+        self.turn: tuple[float, int] = (submitted_s, request_id)
         self.cached_tokens: Mapping[str, int] | None = None
         self.finished = False
         self._emit = emit
@@ -85,6 +89,10 @@ class Request:
         """What of the prompt was cached. Only the first time counts: pages that a resumed request finds are its own."""
         if self.cached_tokens is None:
             self.cached_tokens = dict(cached_tokens)
+
+    def soon_tokens(self, ahead: int) -> int:
+        """How many tokens have their state in slots when `ahead` more are chosen, or when it ends."""
+        return min(self._length + ahead, self.prompt_tokens + self.params.max_tokens - 1)
 
     @property
     def remaining(self) -> int:

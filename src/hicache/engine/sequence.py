@@ -5,6 +5,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from hicache.cache import Load, Match, Retracted, UnifiedRadixCache
+from hicache.engine.admission import Claim
 from hicache.engine.compute import Output, StepExecutor
 from hicache.engine.request import Request
 from hicache.engine.segment import Segment, StateSlots, TokenArray
@@ -45,6 +46,7 @@ class Sequence:
         self._snapshot: tuple[int, StateSlots] | None = None
         self._kept: int | None = None
         self._load: Load | None = None
+        self._load_s: float | None = None
         self._settled = False
         self._retracted: Retracted | None = None
         self._released = False
@@ -55,6 +57,32 @@ class Sequence:
         return self.request.length - self.computed
 
     @property
+    def page_count(self) -> int:
+        """Pages that it has slots for, or had when it was retracted."""
+        return self._match.page_count
+
+    @property
+    def loading(self) -> bool:
+        """Whether it waits for a load: it can be computed all the same, layer by layer as they arrive."""
+        return self._load is not None and not self._settled
+
+    @property
+    def returning(self) -> bool:
+        """Whether it is coming back from a retraction: it can't leave again before it has arrived."""
+        return self.loading and self._retracted is not None
+
+    @property
+    def retracted(self) -> Retracted | None:
+        """What it is brought back by, if it was retracted and has not arrived again."""
+        return self._retracted
+
+    def claim(self, headroom_tokens: int) -> Claim:
+        """What it takes in its next steps, up to `headroom_tokens` more of its answer."""
+        states = int(self._recurrent and not self._match.live_slots)
+        length, soon = self.request.length, self.request.soon_tokens(headroom_tokens)
+        return Claim(self._match.page_count, length, soon, states=states)
+
+    @property
     def decoding(self) -> bool:
         """Whether the whole prompt was computed."""
         return self.computed >= self.request.prompt_tokens
@@ -63,19 +91,26 @@ class Sequence:
     def _recurrent(self) -> bool:
         return bool(self._executor.routes.state_pools)
 
-    def start(self) -> bool:
+    def start(self, now_s: float) -> bool:
         """Begin to load what is cached. False: ask again after the next poll.
 
-        A load that has come short since is planned again now, before more slots are taken on top of it.
+        A load that has come short since, or is overdue, is planned again now, before more slots are taken on top of it.
         """
-        if self._load is not None and not self._settled and self._load.done:
-            self.settle()
+        if self._load is not None and not self._settled:
+            self._load_s = now_s if self._load_s is None else self._load_s
+            if self._load.done:
+                self.settle()
+            elif now_s - self._load_s > self._load.timeout_s:
+                self._settle_with(self._load.give_up())
         if self._load is None:
             self._load = self._cache.load_back(self._match)
             if self._load is None:
                 return False
+            self._load_s = now_s
             self._settled = False
             self._resume(self._load.tokens)
+            if self._load.done:
+                self.settle()
         return True
 
     def chunk(self, budget: int) -> int:
@@ -155,10 +190,10 @@ class Sequence:
 
     def settle(self) -> bool:
         """After a step: whether what it ran on was really there. If not, the step is void and `start` plans again."""
-        if self._settled or self._load is None:
-            return True
-        good = self._load.result()
-        if good < self._load.tokens:
+        return self._settled or self._load is None or self._settle_with(self._load.result())
+
+    def _settle_with(self, good: int) -> bool:
+        if self._load is not None and good < self._load.tokens:
             self._load = None
             self._resume(0)
             if self._retracted is not None:
@@ -216,6 +251,7 @@ class Sequence:
         if self._retracted is None:
             raise InvariantError(f"request {self.request.id} comes back, but it never left")
         self._load = self._cache.retraction_restore(self._retracted)
+        self._load_s = None
         if self._load is None:
             return False
         self._settled = False

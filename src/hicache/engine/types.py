@@ -6,6 +6,9 @@ from typing import Literal, TypeAlias
 
 from hicache.errors import ConfigError
 
+MOST_PRIORITY = 100
+"""The highest priority a request can have; the lowest is as far below 0."""
+
 FinishReason: TypeAlias = Literal["stop", "length", "abort", "error"]
 
 
@@ -38,11 +41,19 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One prompt and how it is to be answered. `salt` keeps its pages apart from those of other tenants."""
+    """One prompt and how it is to be answered. `salt` keeps its pages apart from those of other tenants.
+
+    A higher `priority` goes first. Raises ConfigError for one beyond MOST_PRIORITY, above or below 0.
+    """
 
     prompt_ids: Sequence[int]
     params: SamplingParams
     salt: str = ""
+    priority: int = 0
+
+    def __post_init__(self) -> None:
+        right = f"from {-MOST_PRIORITY} to {MOST_PRIORITY}"
+        _require(-MOST_PRIORITY <= self.priority <= MOST_PRIORITY, "priority", self.priority, right)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from hicache.controller import Prefetch
 from hicache.engine.compute import Output
-from hicache.engine.request import Request
 from hicache.engine.segment import TokenArray
 from hicache.engine.sequence import Sequence
 from hicache.engine.speculation import no_tokens
@@ -16,13 +14,15 @@ class CoreOptions:
 
     `snapshot_interval`: prompt tokens between snapshots of recurrent state, beside those where reuse is likely.
     `retract`: a request that gives way is kept on the host or in storage, whole, and goes on from there; else what is
-    no longer cached of it is computed again.
+    no longer cached of it is computed again. `priority_ageing_s`: who has waited for so long goes before those that
+    come now with a priority one step higher.
     """
 
     max_running: int = 16
     chunk_tokens: int = 512
     snapshot_interval: int = 0
     retract: bool = True
+    priority_ageing_s: float = 30.0
     stall_timeout_s: float = 60.0
 
 
@@ -73,16 +73,3 @@ class Done:
     def sequence(self) -> Sequence:
         """Whose it is."""
         return self.work.sequence
-
-
-@dataclass(eq=False, slots=True)
-class Waiting:
-    """A request in the queue, and what storage is asked for it."""
-
-    request: Request
-    ticket: Prefetch | None
-
-    @property
-    def ready(self) -> bool:
-        """Whether waiting longer brings no more of its prompt from storage."""
-        return self.ticket is None or self.ticket.done

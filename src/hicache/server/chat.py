@@ -23,7 +23,8 @@ async def create_chat_completion(context: ServerContext, request: Request, body:
     context.check_model(body.model)
     prompt = await run_in_threadpool(context.prompts.chat, body.messages, body.answer_tokens)
     params = sampling_params(body, prompt.max_tokens)
-    job = Job(context.engine, context.metrics, [Submission(Ask(prompt.token_ids, params), "messages")])
+    ask = Ask(prompt.token_ids, params, priority=body.priority or 0)
+    job = Job(context.engine, context.metrics, [Submission(ask, "messages")])
     envelope = Envelope.new("chatcmpl", context.engine.model_name, context.fingerprint)
     if body.stream:
         return EventStream(_chunks(job, envelope, body.wants_usage), job)

@@ -42,7 +42,7 @@ def _submissions(context: ServerContext, body: CompletionRequest) -> list[Submis
         param = f"prompt[{index}]" if many else "prompt"
         prepared = context.prompts.completion(prompt, body.answer_tokens, param, DEFAULT_ANSWER_TOKENS)
         params = sampling_params(body, prepared.max_tokens)
-        submissions.append(Submission(Ask(prepared.token_ids, params), param))
+        submissions.append(Submission(Ask(prepared.token_ids, params, priority=body.priority or 0), param))
     return submissions
 
 

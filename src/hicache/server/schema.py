@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from hicache.engine.types import MOST_PRIORITY
 from hicache.server.errors import unsupported
 from hicache.server.refusals import CHAT, COMPLETION, HARMLESS, MESSAGE, JsonObject, Refusal, refuse, without
 
@@ -68,6 +69,9 @@ class _Request(_Strict):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: int | None = Field(default=None, ge=1)
+    priority: int | None = Field(
+        default=None, ge=-MOST_PRIORITY, le=MOST_PRIORITY, description="higher goes first; 0 by default"
+    )
     ignore_eos: bool | None = Field(default=None, description="go on until max_tokens or a stop string")
 
     @model_validator(mode="after")

@@ -142,7 +142,7 @@ class _Trial:
         answer = rig.subject.plan.retracted_answer
         stops = (self._hit + 2 * _CHUNK,)
         with rig.begin(self._tokens, answer, salt=salt, snapshots=stops) as (computation, match):
-            rig.until(computation.start)
+            rig.until(partial(computation.start, 0.0))
             self._settle(computation)
             if computation.computed != self._hit:
                 raise BrokenError(f"{computation.computed} tokens were cached, not {self._hit}")

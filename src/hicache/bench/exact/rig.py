@@ -243,7 +243,7 @@ class Rig:
         self._core.close()
 
     def _compute(self, computation: Computation, match: Match, stops: Sequence[int], keep: bool) -> Pass:
-        self.until(computation.start)
+        self.until(partial(computation.start, 0.0))
         start = computation.computed
         logits: list[torch.Tensor] = []
         held: dict[PoolName, Held] = {}
