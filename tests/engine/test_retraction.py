@@ -118,7 +118,7 @@ def test_a_request_that_is_lost_before_its_first_step_begins_again():
     bench.settle_transfers()
     transfers.rates = FaultRates(start=1.0, fail=1.0)
     answer = planned(bench, prompt(40))
-    assert bench.core._away[0]._state is not None
+    assert bench.core.lineup.away[0]._state is not None
     bench.run()
     assert bench.cache.stats().counters["retraction_lost"] == 1
     assert answer.tokens == expected

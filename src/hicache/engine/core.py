@@ -109,21 +109,22 @@ class EngineCore:
     @property
     def admitted(self) -> int:
         """How many requests have begun and not ended."""
-        return len(self._running) + len(self._away)
+        return len(self.lineup.running) + len(self.lineup.away)
 
     def begin_again(self, namespace_of: Callable[[Namespace], Namespace]) -> None:
         """Every request begins anew, with what it has of its answer, in another namespace. Nothing computed is kept."""
-        begun = [sequence.request for sequence in (*self._running, *self._away)]
-        for sequence in (*self._running, *self._away):
+        lineup = self.lineup
+        everyone = list(lineup.everyone())
+        for sequence in (*lineup.running, *lineup.away):
             self._leave(sequence)
-        self._crowded = False
-        waiting, self._waiting = self._waiting, []
+        waiting, lineup.waiting = lineup.waiting, []
         for one in waiting:
+            one.stay()
             if one.ticket is not None:
                 self.cache.cancel_prefetch(one.ticket)
-        for request in (*begun, *(one.request for one in waiting)):
+        for request in everyone:
             request.namespace = namespace_of(request.namespace)
-            self._waiting.append(Waiting(request, None))
+            lineup.wait(Waiting(request, None))
 
     def step(self) -> bool:
         """Settle what has arrived, then compute once. False when nothing could be computed now."""
