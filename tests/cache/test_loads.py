@@ -171,6 +171,21 @@ def test_a_load_that_comes_short_is_planned_once_more(model):
     ends(world, hand, match)
 
 
+@pytest.mark.parametrize("model", sorted(MODELS))
+def test_what_ran_on_a_load_that_failed_is_void_though_somebody_computed_the_same_meanwhile(model):
+    world, hand = on_host(model)
+    match, other = (world.cache.match_prefix(PROMPT, world.namespace) for _ in range(2))
+    load = world.cache.load_back(match)
+    computes(world, other)
+    hand.run(Load, bad={"kv": [3]})
+    assert load.tokens == 6 * PAGE
+    assert load.result() == 0, "the slots that it ran on are not those that the tree has"
+    again = world.cache.load_back(match)
+    assert again.result() == again.tokens == 6 * PAGE
+    computes(world, match)
+    ends(world, hand, match, other)
+
+
 def test_after_two_loads_the_hit_is_what_the_device_has():
     world, hand = on_host()
     match = world.cache.match_prefix(PROMPT, world.namespace)

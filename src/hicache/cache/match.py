@@ -16,11 +16,14 @@ from hicache.units import HOLE, DeviceSlots, Int32Array, PoolName, Tier
 class Match(Account):
     """Made by `match_prefix`, extended by `load_back`, `allocate` and `insert`, ended by `release`.
 
-    `length_tokens` is how far the account's slots reach: the usable prefix, and what `allocate` added.
+    `length_tokens` is how far the account's slots reach: the usable prefix, and what `allocate` added. `is_torn`: the
+    tree has all of its load, but from elsewhere, so what ran on the slots of that load is void.
     """
 
     def __init__(self, state: State, page_size: int, lookup: Lookup) -> None:
         super().__init__(state, page_size, lookup)
+        self._torn = False
+        self.is_torn = False
         self._pin(lookup.found)
 
     # What follows is for the cache that made the match.
@@ -46,7 +49,7 @@ class Match(Account):
     def start_load(self, span: Span, load: LoadBack) -> None:
         """Run on pages that are loading, up to the end of `span`."""
         self.loads_begun += 1
-        self._short = False
+        self._short = self._torn = False
         self._load = load
         self._span = span
         self._retire_snapshots()
@@ -55,8 +58,9 @@ class Match(Account):
         if not load.ops:
             self._finish_load()
 
-    def load_settled(self, duplicates: Retired) -> None:
-        """A load it waits for has settled."""
+    def load_settled(self, duplicates: Retired, whole: bool) -> None:
+        """A load it waits for has settled. Unless all of it came, what was run on it is void."""
+        self._torn = self._torn or not whole
         self._retired.append(duplicates)
         self._one_settled()
 
@@ -250,7 +254,8 @@ class Match(Account):
         self._hold(found, good, [state.tree.pin(found, Pin.HERE, good)])
         self._load = None
         self._hits.loaded(self._found.device_pages, good)
-        if good < planned:
+        self.is_torn = self._torn and good == planned
+        if good < planned or self.is_torn:
             self._short = True
             self.length_tokens = good * self._page_size
             self._retire_snapshots()

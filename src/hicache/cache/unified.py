@@ -398,7 +398,7 @@ class UnifiedRadixCache:
             if load is not None:
                 self._controller.give_up(load, match)
         match.shortness_known()
-        return 0 if given_up else match.shared_tokens
+        return 0 if given_up or match.is_torn else match.shared_tokens
 
     def _settle_return(self, match: Match) -> int:
         self._poll_if_alone()

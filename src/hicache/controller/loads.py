@@ -21,8 +21,12 @@ from hicache.units import HOLE, BoolArray, DeviceSlots, HostSlots, Int32Array, P
 class Waiter(Protocol):
     """Whoever runs on pages that are still loading."""
 
-    def load_settled(self, duplicates: Retired) -> None:
-        """A load has settled. `duplicates`: slots that the tree did not need, held by every waiter of the load."""
+    def load_settled(self, duplicates: Retired, whole: bool) -> None:
+        """A load has settled. `duplicates`: slots that the tree did not need, held by every waiter of the load.
+
+        `whole`: every page came. If not, whoever ran on its slots has read garbage, also where the tree has such pages
+        elsewhere by now.
+        """
 
 
 @dataclass(eq=False, slots=True)
@@ -176,7 +180,7 @@ class Loads:
         self._unlist(op)
         state.tree.unpin(op.receipt)
         self._forget(op, lost)
-        self._tell(op, duplicates)
+        self._tell(op, duplicates, whole=not any(pages.any() for pages in lost.values()))
 
     def _unlist(self, op: LoadOp) -> None:
         for pool, slots in op.host.items():
@@ -209,10 +213,10 @@ class Loads:
                 span = Span(op.span.node, op.span.start + int(page), op.span.start + int(page) + 1)
                 state.quarantine(state.tree.detach(span, Tier.HOST, [pool]))
 
-    def _tell(self, op: LoadOp, duplicates: Mapping[PoolName, Int32Array]) -> None:
+    def _tell(self, op: LoadOp, duplicates: Mapping[PoolName, Int32Array], *, whole: bool) -> None:
         waiters, op.waiters = op.waiters, []
         if not waiters:
             self._state.free_device(duplicates)
         retired = Retired(duplicates, holders=len(waiters))
         for waiter in waiters:
-            waiter.load_settled(retired)
+            waiter.load_settled(retired, whole)
