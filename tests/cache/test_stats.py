@@ -32,6 +32,8 @@ def test_slots_are_free_cached_or_other_and_sizes_are_those_of_the_model(model):
     for pool in stats.pools:
         assert pool.free + pool.cached + pool.other == pool.slots, pool
         assert pool.slots == (world.device_pages if pool.tier is Tier.DEVICE else world.host_pages)
+        taken = world.cache.taken_slots(pool.pool, pool.tier)
+        assert len(taken) == pool.cached + pool.other and (taken[1:] > taken[:-1]).all()
         owner = next(one for one in MODELS[model].pools if one.name == pool.pool)
         assert pool.slot_bytes == owner.slot_bytes
     kv = by_place["kv", Tier.DEVICE]
@@ -161,6 +163,7 @@ CALLS: dict[str, Callable[[Any], object]] = {
     "detach": lambda world: world.cache.detach_storage_backend(),
     "stats": lambda world: world.cache.stats(),
     "audit": lambda world: world.cache.audit(),
+    "taken_slots": lambda world: world.cache.taken_slots("kv", Tier.HOST),
 }
 
 

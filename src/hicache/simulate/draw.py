@@ -172,7 +172,6 @@ def _workload(source: random.Random, hardware: Hardware) -> Workload:
         documents=source.choice([1, 3, 6]),
         turns=source.choice([0.0, 0.4, 0.8]),
         salts=source.choice([0, 1, 1, 2]),
-        priorities=source.choice([1, 1, 3]),
         aborts=source.choice([0.0, 0.1, 0.4]),
         evictions=source.choice([0.0, 0.02, 0.1]),
         flushes=source.choice([0.0, 0.0, 0.01]),

@@ -140,8 +140,7 @@ class VirtualModel:
             first = sight.first(rows.start)
             memory = self.memory[sight.pool]
             words = memory.read(segment.slots[self.routes.sources[sight.pool]], first, segment.stop)
-            votes = (words * memory.code.votes).sum(1, dtype=np.uint64)
-            sums = np.cumsum(votes * self.alphabet.weights[first : segment.stop], dtype=np.uint64)
+            sums = np.cumsum((words @ memory.code.votes) * self.alphabet.weights[first : segment.stop], dtype=np.uint64)
             for index, row in enumerate(rows):
                 start = sight.first(row) - first
                 behind = int(sums[start - 1]) if start else 0

@@ -1,4 +1,4 @@
-"""Requests as a seed draws them: shared beginnings, talks that grow, bursts, tenants, priorities, and who gives up."""
+"""Requests as a seed draws them: shared beginnings, talks that grow, bursts, tenants, and who gives up."""
 
 import random
 from collections.abc import Sequence
@@ -17,7 +17,6 @@ class Draft:
     prompt: tuple[int, ...]
     answer_tokens: int
     salt: str
-    priority: int
     abort_after_s: float | None
 
 
@@ -79,7 +78,6 @@ class Requests:
             tuple(self._prompt()),
             source.choice([1, 2, workload.answer_tokens // 2 or 1, workload.answer_tokens]),
             salt,
-            source.randrange(workload.priorities),
             source.expovariate(1 / (4 * workload.gap_s)) if aborted else None,
         )
 

@@ -56,7 +56,6 @@ class Workload:
     documents: int = 3
     turns: float = 0.4
     salts: int = 1
-    priorities: int = 1
     aborts: float = 0.1
     evictions: float = 0.02
     flushes: float = 0.0
