@@ -7,16 +7,23 @@ from hicache.storage.file import FileBackend
 from hicache.storage.memory import MemoryBackend
 from hicache.testing.faults import FaultyBackend, HeldBackend, MeteredBackend, SlowBackend, seeded_faults
 from hicache.testing.storage import StorageBackendConformance
+from tests.storage.promises import PROMISES
 
 
 class TestMemory(StorageBackendConformance):
-    persistent = False
+    persistent = PROMISES["memory"].outlives_close
+    shared = PROMISES["memory"].shared
+    straight = PROMISES["memory"].straight
 
     def make_backend(self, folder: Path) -> StorageBackend:
         return MemoryBackend()
 
 
 class TestFile(StorageBackendConformance):
+    persistent = PROMISES["file"].outlives_close
+    shared = PROMISES["file"].shared
+    straight = PROMISES["file"].straight
+
     def make_backend(self, folder: Path) -> StorageBackend:
         return FileBackend(folder / "store")
 

@@ -1,5 +1,6 @@
 """What every storage backend must hold to: subclass `StorageBackendConformance` in a test module, pytest runs it."""
 
+import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ import numpy as np
 from hicache.errors import ClosedError
 from hicache.storage import PageStore, StorageBackend, StorageKey, chain_keys
 from hicache.storage.codec import pool_digest
+from hicache.storage.protocol import RegistersMemory
 
 SAMPLE_NAMESPACE = sha256(b"sample namespace").digest()
 
@@ -47,6 +49,10 @@ class StorageBackendConformance:
 
     persistent: bool = True
     """Whether a second `make_backend` in the same folder finds what the first one stored."""
+    shared: bool = False
+    """Whether two that are open at a time have the same values. If so, it is tested."""
+    straight: bool = False
+    """Whether bytes move from and into (registered) buffers without a copy in Python's memory. If so, it is tested."""
 
     def make_backend(self, folder: Path) -> StorageBackend:
         """Opens the backend under test; `folder` is an empty folder of the test, or the same one again."""
@@ -251,6 +257,43 @@ class StorageBackendConformance:
             assert backend.contains(keys).tolist() == [self.persistent] * 3
             for key in keys:
                 assert get(backend, key, 1000) == (sample_value(key, 1000) if self.persistent else None)
+
+    def test_two_that_are_open_share_their_values(self, tmp_path: Path) -> None:
+        """What one stores, replaces or deletes is so for the other."""
+        if not self.shared:
+            return
+        keys = sample_chain(2)
+        with self.opened(tmp_path) as one, self.opened(tmp_path) as other:
+            assert put(one, keys[0], b"first")
+            assert put(other, keys[1], b"value")
+            assert one.contains(keys).all() and other.contains(keys).all()
+            assert get(other, keys[0], 5) == b"first"
+            assert put(other, keys[0], b"another")
+            assert get(one, keys[0], 7) == b"another"
+            assert one.delete(keys).all()
+            assert not other.contains(keys).any()
+            assert [get(other, key, 5) for key in keys] == [None, None]
+
+    def test_bytes_move_straight(self, tmp_path: Path) -> None:
+        """Storing and fetching 8 MiB takes no block of memory of that order, once host memory is registered."""
+        if not self.straight:
+            return
+        [key] = sample_chain(1)
+        host = np.frombuffer(sample_value(key, 8 << 20), np.uint8).copy()
+        back = np.zeros_like(host)
+        with self.opened(tmp_path) as backend:
+            if isinstance(backend, RegistersMemory):
+                backend.register([host.data, back.data])
+            assert put(backend, key, b"warm") and get(backend, key, 4) == b"warm" and backend.delete([key])[0]
+            tracemalloc.start()
+            try:
+                assert backend.write([key], [[host.data]])[0]
+                assert backend.read([key], [[back.data]]).ok[0]
+                _, most_bytes = tracemalloc.get_traced_memory()
+            finally:
+                tracemalloc.stop()
+            assert np.array_equal(host, back)
+            assert most_bytes < 1 << 20
 
 
 def _cut(view: memoryview, bounds: Sequence[int]) -> list[memoryview]:

@@ -13,6 +13,7 @@ from hicache.storage.remote import Deadline
 from hicache.testing.storage import StorageBackendConformance, sample_chain
 from tests.storage.engines import Engine
 from tests.storage.mooncake.servers import MooncakeServers
+from tests.storage.promises import PROMISES
 from tests.storage.support import load_pages, store_pages
 from tests.storage.trouble import EngineTrouble
 
@@ -25,6 +26,10 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MooncakeServer
 
 
 class TestMooncake(StorageBackendConformance):
+    persistent = PROMISES["mooncake"].outlives_close
+    shared = PROMISES["mooncake"].shared
+    straight = PROMISES["mooncake"].straight
+
     @pytest.fixture(autouse=True)
     def _empty(self, servers: MooncakeServers) -> None:
         self.port = servers.port
@@ -38,6 +43,7 @@ class TestMooncake(StorageBackendConformance):
 
 
 class TestMooncakeTrouble(EngineTrouble):
+    keeps_values = PROMISES["mooncake"].outlives_kill
     flip_stride = 7
     pages_pass_the_port = False
 

@@ -13,10 +13,15 @@ from hicache.storage import PageStore, StorageBackend, open_store
 from hicache.storage.nixl.backend import NixlPosixBackend
 from hicache.storage.nixl.engine import Engine
 from hicache.testing.storage import StorageBackendConformance, sample_chain
+from tests.storage.promises import PROMISES
 from tests.storage.support import files_below, load_pages, store_pages
 
 
 class TestNixlPosix(StorageBackendConformance):
+    persistent = PROMISES["nixl-posix"].outlives_close
+    shared = PROMISES["nixl-posix"].shared
+    straight = PROMISES["nixl-posix"].straight
+
     def make_backend(self, folder: Path) -> StorageBackend:
         return open_store(f"nixl-posix:{folder}/store")
 

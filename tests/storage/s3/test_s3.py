@@ -10,6 +10,7 @@ from hicache.storage import PageStore, StorageBackend, open_store
 from hicache.storage.names import value_name
 from hicache.testing.storage import StorageBackendConformance, put, sample_chain
 from tests.storage.engines import Engine
+from tests.storage.promises import PROMISES
 from tests.storage.s3.seaweed import SeaweedServer, obstore
 from tests.storage.support import load_pages, store_pages
 from tests.storage.trouble import EngineTrouble
@@ -23,6 +24,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SeaweedServer]:
 
 
 class TestS3(StorageBackendConformance):
+    persistent = PROMISES["s3"].outlives_close
+    shared = PROMISES["s3"].shared
+    straight = PROMISES["s3"].straight
+
     @pytest.fixture(autouse=True)
     def _server(self, server: SeaweedServer) -> None:
         self.server = server
@@ -34,7 +39,7 @@ class TestS3(StorageBackendConformance):
 class TestS3Trouble(EngineTrouble):
     """All tests share a server, each with a prefix of its own; those that start it anew take long."""
 
-    keeps_values = True
+    keeps_values = PROMISES["s3"].outlives_kill
     flip_stride = 7
 
     @pytest.fixture

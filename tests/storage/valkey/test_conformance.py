@@ -8,6 +8,7 @@ import pytest
 from hicache.storage import StorageBackend, open_store
 from hicache.testing.storage import StorageBackendConformance
 from tests.storage.engines import ValkeyServer
+from tests.storage.promises import PROMISES
 from tests.storage.valkey.clusters import ClusterServers
 
 
@@ -26,6 +27,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterServers
 
 
 class TestValkey(StorageBackendConformance):
+    persistent = PROMISES["valkey"].outlives_close
+    shared = PROMISES["valkey"].shared
+    straight = PROMISES["valkey"].straight
+
     @pytest.fixture(autouse=True)
     def _empty(self, server: ValkeyServer) -> None:
         assert server.call("FLUSHALL") == b"OK"
@@ -36,6 +41,10 @@ class TestValkey(StorageBackendConformance):
 
 
 class TestValkeyCluster(StorageBackendConformance):
+    persistent = PROMISES["valkey"].outlives_close
+    shared = PROMISES["valkey"].shared
+    straight = PROMISES["valkey"].straight
+
     @pytest.fixture(autouse=True)
     def _empty(self, cluster: ClusterServers) -> None:
         cluster.flush()

@@ -9,6 +9,7 @@ from hicache.storage import PageStore, StorageBackend, open_store
 from hicache.storage.names import value_name
 from hicache.testing.storage import get, put, sample_chain
 from tests.storage.engines import Engine, ValkeyServer
+from tests.storage.promises import PROMISES
 from tests.storage.proxy import Relay
 from tests.storage.support import load_pages, store_pages
 from tests.storage.trouble import EngineTrouble
@@ -16,6 +17,8 @@ from tests.storage.valkey.clusters import NODES, ClusterServers
 
 
 class TestValkeyTrouble(EngineTrouble):
+    keeps_values = PROMISES["valkey"].outlives_kill
+
     def start(self, folder: Path) -> Engine:
         return ValkeyServer(folder)
 
