@@ -17,6 +17,7 @@ DOCUMENTS = [
     "docs/design.md",
     "docs/models.md",
     "docs/exactness.md",
+    "docs/prefetch.md",
     "docs/ranks.md",
     "docs/storage-backends.md",
     "docs/simulate.md",

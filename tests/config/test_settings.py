@@ -19,7 +19,10 @@ cache.write_back_watermark  --write-back-watermark  HICACHE_WRITE_BACK_WATERMARK
 cache.eviction_policy       --eviction-policy       HICACHE_EVICTION_POLICY
 cache.fetch_workers         --fetch-workers         HICACHE_FETCH_WORKERS
 cache.transfer_timeout_s    --transfer-timeout-s    HICACHE_TRANSFER_TIMEOUT_S
+cache.prefetch_policy       --prefetch-policy       HICACHE_PREFETCH_POLICY
 cache.prefetch_timeout_s    --prefetch-timeout-s    HICACHE_PREFETCH_TIMEOUT_S
+cache.prefetch_page_timeout_s --prefetch-page-timeout-s HICACHE_PREFETCH_PAGE_TIMEOUT_S
+cache.prefetch_limit_s      --prefetch-limit-s      HICACHE_PREFETCH_LIMIT_S
 cache.prefetch_batch_pages  --prefetch-batch-pages  HICACHE_PREFETCH_BATCH_PAGES
 serve.model                 MODEL                   HICACHE_SERVE_MODEL
 serve.host                  --host                  HICACHE_SERVE_HOST

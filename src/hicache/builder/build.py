@@ -11,7 +11,7 @@ from hicache.builder.ranks import RankPlan, agree_on, local_ranks, plan_of, said
 from hicache.builder.sizes import split_sizes
 from hicache.cache import UnifiedRadixCache
 from hicache.config import CacheConfig, format_size, redact
-from hicache.controller import Agree, ControllerConfig, HybridCacheController, OneRank
+from hicache.controller import Agree, ControllerConfig, HybridCacheController, OneRank, Patience
 from hicache.device.array import ArrayDevicePool
 from hicache.errors import ConfigError, StorageError
 from hicache.memory import ArenaKind
@@ -108,7 +108,12 @@ def build_kv_cache(
         allocators,
         page_size=config.page_size,
         transfer_timeout_s=config.transfer_timeout_s,
-        prefetch_timeout_s=config.prefetch_timeout_s,
+        patience=Patience(
+            config.prefetch_policy,
+            config.prefetch_timeout_s,
+            config.prefetch_page_timeout_s,
+            config.prefetch_limit_s,
+        ),
     )
     if troubles:
         cache.run_without_storage("; ".join(troubles))

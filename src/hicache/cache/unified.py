@@ -1,6 +1,7 @@
 """The door: everything an engine asks of the cache, on one thread, and nothing that blocks on I/O but `Load.wait`."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from hicache.cache.account import Lookup
@@ -13,7 +14,7 @@ from hicache.cache.retraction import Retracted, restore, retract
 from hicache.cache.room import require_fit, room
 from hicache.cache.stats import CacheStats, cache_stats
 from hicache.cache.tokens import Tokens, require_lookahead, token_bytes
-from hicache.controller import Flush, HybridCacheController, LoadBack, Prefetch
+from hicache.controller import Flush, HybridCacheController, LoadBack, Patience, Prefetch, PrefetchPolicy
 from hicache.coverage import Coverage
 from hicache.errors import ClosedError, ConfigError
 from hicache.keys import TOKEN_BYTES, Namespace
@@ -41,13 +42,13 @@ class UnifiedRadixCache:
         *,
         page_size: int,
         transfer_timeout_s: float,
-        prefetch_timeout_s: float,
+        patience: Patience,
     ) -> None:
         self._controller = controller
         self._device_allocators = dict(device_allocators)
         self._page_size = page_size
         self._transfer_timeout_s = transfer_timeout_s
-        self._prefetch_timeout_s = prefetch_timeout_s
+        self._patience = patience
         self._matches: dict[int, Match] = {}
         self._troubles: tuple[str, ...] = ()
         self._closed = False
@@ -91,17 +92,37 @@ class UnifiedRadixCache:
         self._controller.register_pools(sidecars.entries)
         self._device_allocators |= sidecars.allocators
 
-    def prefetch(self, tokens: Tokens, namespace: Namespace, timeout_s: float | None = None) -> Prefetch:
+    def prefetch(
+        self,
+        tokens: Tokens,
+        namespace: Namespace,
+        timeout_s: float | None = None,
+        *,
+        policy: PrefetchPolicy | None = None,
+    ) -> Prefetch:
         """Fetch in the background what memory lacks of a prompt and storage has; `done` after `timeout_s` at most.
 
-        Settled by `poll`. Give the ticket to `match_prefix`, or to `cancel_prefetch` when the request goes away.
+        How long a request waits is for `policy` to say, else for the settings. Settled by `poll`. Give the ticket to
+        `match_prefix`, or to `cancel_prefetch` when the request goes away.
         """
         self._require_open()
         raw = token_bytes(tokens)
-        timeout = self._prefetch_timeout_s if timeout_s is None else timeout_s
+        patience = self._patience if policy is None else replace(self._patience, policy=policy)
+        if timeout_s is not None:
+            patience = replace(patience, timeout_s=timeout_s, page_timeout_s=0.0, most_s=timeout_s)
         require_lookahead(namespace, self._lookahead)
         self._controller.note_request(namespace, raw)
-        return self._controller.prefetch(namespace.fingerprint, raw, self._reusable_pages(raw), timeout)
+        return self._controller.prefetch(namespace.fingerprint, raw, self._reusable_pages(raw), patience)
+
+    def tell_compute_rate(self, tokens_per_s: float) -> None:
+        """How many prompt tokens the engine computes in a second now: cost-aware prefetches compare storage with it.
+
+        With several ranks each has to be told the same. Raises ConfigError for a rate that is not above 0.
+        """
+        if not tokens_per_s > 0:
+            raise ConfigError(f"the engine's rate is {tokens_per_s}; give tokens per second, above 0")
+        self._require_open()
+        self._controller.tell_compute_rate(tokens_per_s)
 
     def cancel_prefetch(self, prefetch: Prefetch) -> None:
         """Nobody waits for it any more. What is under way still lands in the tree."""

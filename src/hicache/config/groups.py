@@ -105,7 +105,18 @@ class CacheConfig(Group):
     )
     fetch_workers: int = Field(2, gt=0, le=64, description="Threads that read from the store; copies have theirs.")
     transfer_timeout_s: Seconds = Field(30.0, description="A copy that takes longer is given up, in seconds.")
+    prefetch_policy: Literal["best_effort", "wait_complete", "timeout", "cost-aware"] = Field(
+        "timeout",
+        description="How long a request waits for its stored pages: not once it could run (best_effort), until all are"
+        " there (wait_complete), for a time (timeout), or for less where computing is quicker (cost-aware).",
+    )
     prefetch_timeout_s: Seconds = Field(10.0, description="How long a request waits for its stored pages, in seconds.")
+    prefetch_page_timeout_s: float = Field(
+        0.0, ge=0, allow_inf_nan=False, description="How much longer for each page of its prompt, in seconds."
+    )
+    prefetch_limit_s: Seconds = Field(
+        60.0, description="The longest that any request waits for its stored pages, in seconds."
+    )
     prefetch_batch_pages: int = Field(32, gt=0, description="Pages that are fetched from the store in one call.")
 
     @field_validator("storage_url")

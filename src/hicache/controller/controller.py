@@ -1,5 +1,6 @@
 """Reserve, submit, settle: complete or abort, never half. Failures here shrink a hit and are counted."""
 
+import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from hicache.controller.dispatch import Dispatcher
 from hicache.controller.fetches import Fetches
 from hicache.controller.flushes import Flush, Flushes
 from hicache.controller.loads import LoadBack, Loads, Waiter
+from hicache.controller.patience import Patience
 from hicache.controller.prefetch import Prefetch, Prefetches
 from hicache.controller.reclaim import Reclaimer
 from hicache.controller.retractions import Retractions
@@ -103,8 +105,8 @@ class HybridCacheController:
         self._backups = Backups(self._state, self._store)
         self._loads = Loads(self._state, coverages, config.page_size)
         self._stores = Stores(self._state, config.batch_pages)
-        self._fetches = Fetches(self._state, config.batch_pages, config.page_size)
-        self._prefetches = Prefetches(self._state, self._fetches, coverages, config.page_size)
+        self._fetches = Fetches(self._state, config.batch_pages, config.page_size, self.now)
+        self._prefetches = Prefetches(self._state, self._fetches, coverages, config.page_size, self.now)
         selective = config.write_policy == "write_through_selective"
         self._reclaimer = Reclaimer(self._state, self._backups, write_back=not selective)
         self._background = Background(self._state, self._backups, config.write_back_watermark)
@@ -209,11 +211,17 @@ class HybridCacheController:
         """The waiter has waited long enough for its loads."""
         self._loads.give_up(load.ops, waiter)
 
-    def prefetch(self, namespace: bytes, tokens: bytes, pages: int, timeout_s: float) -> Prefetch:
+    def prefetch(self, namespace: bytes, tokens: bytes, pages: int, patience: Patience) -> Prefetch:
         """Fetch from storage what the first `pages` pages of `tokens` lack in memory."""
         self._flushes.use(namespace)
         attachment = self._attachment if self._flushes.may_fetch(namespace) else None
-        return self._prefetches.start(namespace, tokens, pages, self.now() + timeout_s, attachment)
+        return self._prefetches.start(namespace, tokens, pages, patience, attachment)
+
+    def tell_compute_rate(self, tokens_per_s: float) -> None:
+        """What the engine computes; every rank is told the same, or all will know."""
+        if not self.alone:
+            self._agree.note(Subject.REQUESTS, struct.pack("<d", tokens_per_s))
+        self._prefetches.tokens_per_s = tokens_per_s
 
     def cancel_prefetch(self, prefetch: Prefetch) -> None:
         """Nobody waits for it any more."""

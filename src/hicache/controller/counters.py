@@ -32,6 +32,8 @@ class Counters:
     fetch_refused_pages: int = 0
     prefetches: int = 0
     prefetch_deadlines: int = 0
+    prefetch_left: int = 0
+    """Prefetches that were not begun because computing was expected to be quicker."""
     retraction_backups: int = 0
     """Requests that left the device, for the host or storage."""
     retraction_restores: int = 0

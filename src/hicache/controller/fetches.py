@@ -65,8 +65,9 @@ class FetchOp:
 class Fetches:
     """Starts and settles fetches. A page is in at most one fetch at a time."""
 
-    def __init__(self, state: State, batch_pages: int, page_size: int) -> None:
+    def __init__(self, state: State, batch_pages: int, page_size: int, now: Callable[[], float]) -> None:
         self._state = state
+        self._now = now
         self._batch_pages = batch_pages
         self._page_bytes = page_size * TOKEN_BYTES
         self._lookahead_bytes = state.tree.lookahead_tokens * TOKEN_BYTES
@@ -162,14 +163,18 @@ class Fetches:
             self._by_key[prefix.key(page)] = op
         message = Fetch(state.dispatcher.next_id(), op.attachment.store, tuple(content))
         state.dispatcher.submit(message, InFlight(partial(self._settle, op, batch), host_slots=host))
+        op.attachment.rates.began(state.size_bytes({pool: len(slots) for pool, slots in host.items()}), self._now())
 
     def _settle(self, op: FetchOp, batch: PageRange, completion: Completion) -> None:
         state = self._state
-        good = {}
+        good, asked = {}, {}
         for pool, run in op.slots.items():
             taken = run[batch.start : batch.stop] != HOLE
+            asked[pool] = int(taken.sum())
             good[pool] = np.zeros(len(batch), dtype=np.bool_)
-            good[pool][taken] = state.good(pool, int(taken.sum()), completion.good)
+            good[pool][taken] = state.good(pool, asked[pool], completion.good)
+        came = {pool: int(pages.sum()) for pool, pages in good.items()}
+        op.attachment.rates.ended(state.size_bytes(asked), state.size_bytes(came), self._now())
         op.settled[batch] = good
         while op.batches and op.batches[0] in op.settled:
             first = op.batches.pop(0)

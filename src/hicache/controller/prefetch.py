@@ -1,6 +1,6 @@
 """L3 to L2 in the background: a request asks, storage is queried, what it has is fetched; a deadline always holds."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -8,6 +8,7 @@ import numpy as np
 
 from hicache.controller.dispatch import InFlight
 from hicache.controller.fetches import Fetches, FetchOp, Prefix
+from hicache.controller.patience import Patience, patience_s
 from hicache.controller.state import State
 from hicache.controller.stores import Attachment
 from hicache.coverage import Coverage, longest_usable
@@ -22,13 +23,19 @@ ATTEMPTS = 2
 
 @dataclass(eq=False, slots=True)
 class Prefetch:
-    """A request's ticket. `done` says that waiting longer brings nothing."""
+    """A request's ticket. `ended`: nothing more is begun for it, since all has come, or its deadline has."""
 
     prefix: Prefix
     deadline_s: float
-    done: bool = False
+    patience: Patience
+    ended: bool = False
     attempts: int = 0
     ops: list[FetchOp] = field(default_factory=list)
+
+    @property
+    def done(self) -> bool:
+        """Whether the request should wait no longer."""
+        return self.ended or not self.patience.waits
 
     def fetched(self, pages: int) -> BoolArray:
         """Which of the first `pages` pages came from storage for this ticket."""
@@ -39,23 +46,43 @@ class Prefetch:
         return came
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A question to storage, put at `since_s`: which of the pages that are `missing` in memory are there."""
+
+    attachment: Attachment
+    since_s: float
+    missing: Mapping[PoolName, BoolArray]
+
+
 class Prefetches:
     """Starts, joins and ends prefetches."""
 
-    def __init__(self, state: State, fetches: Fetches, coverages: Mapping[PoolName, Coverage], page_size: int) -> None:
+    def __init__(
+        self,
+        state: State,
+        fetches: Fetches,
+        coverages: Mapping[PoolName, Coverage],
+        page_size: int,
+        now: Callable[[], float],
+    ) -> None:
         self._state = state
         self._fetches = fetches
         self._coverages = coverages
         self._page_size = page_size
+        self._now = now
+        self.tokens_per_s: float | None = None
+        """What the engine computes, as it was told last."""
         self._active: list[Prefetch] = []
 
     def start(
-        self, namespace: bytes, tokens: bytes, pages: int, deadline_s: float, attachment: Attachment | None
+        self, namespace: bytes, tokens: bytes, pages: int, patience: Patience, attachment: Attachment | None
     ) -> Prefetch:
-        """Ask storage for what the first `pages` pages lack in memory, until the clock says `deadline_s`."""
+        """Ask storage for what the first `pages` pages lack in memory, for as long as `patience` lasts."""
+        now_s = self._now()
         if attachment is None or pages == 0:
-            return Prefetch(Prefix(namespace, b"", b""), deadline_s, done=True)
-        ticket = Prefetch(self._prefix(namespace, tokens, pages), deadline_s)
+            return Prefetch(Prefix(namespace, b"", b""), now_s, patience, ended=True)
+        ticket = Prefetch(self._prefix(namespace, tokens, pages), now_s + patience.limit_s(pages), patience)
         self._state.counters.prefetches += 1
         self._active.append(ticket)
         self._query(ticket, attachment)
@@ -82,7 +109,7 @@ class Prefetches:
             self._end(ticket)
 
     def _end(self, ticket: Prefetch) -> None:
-        ticket.done = True
+        ticket.ended = True
         if ticket in self._active:
             self._active.remove(ticket)
 
@@ -100,18 +127,18 @@ class Prefetches:
                 chain = state.storage_keys(prefix.namespace, member, None, prefix.keys)
                 keys[member] = tuple(chain[page] for page in np.flatnonzero(pages))
         message = Query(state.dispatcher.next_id(), attachment.store, keys)
-        state.dispatcher.submit(message, InFlight(partial(self._answered, ticket, attachment, missing)))
+        asked = _Asked(attachment, self._now(), missing)
+        state.dispatcher.submit(message, InFlight(partial(self._answered, ticket, asked)))
 
-    def _answered(
-        self, ticket: Prefetch, attachment: Attachment, asked: Mapping[PoolName, BoolArray], completion: Completion
-    ) -> None:
-        if ticket.done:
+    def _answered(self, ticket: Prefetch, asked: _Asked, completion: Completion) -> None:
+        asked.attachment.rates.answered(self._now() - asked.since_s)
+        if ticket.ended:
             return
         state = self._state
         match = self._match(ticket.prefix)
         resident = self._resident(match, ticket.prefix.pages)
         offered = {}
-        for pool, missing in asked.items():
+        for pool, missing in asked.missing.items():
             offered[pool] = np.zeros(len(missing), dtype=np.bool_)
             offered[pool][missing] = state.good(pool, int(missing.sum()), completion.good)
         length = self._affordable(resident, offered)
@@ -119,7 +146,25 @@ class Prefetches:
             self._end(ticket)
             return
         wanted = {pool: self._lacking(pool, pages, length)[:length] for pool, pages in resident.items()}
-        self._fetch(ticket, attachment, match, wanted)
+        if self._pays(ticket, asked.attachment, (length - match.usable_pages) * self._page_size, wanted):
+            self._fetch(ticket, asked.attachment, match, wanted)
+        else:
+            state.counters.prefetch_left += 1
+            self._end(ticket)
+
+    def _pays(
+        self, ticket: Prefetch, attachment: Attachment, tokens: int, wanted: Mapping[PoolName, BoolArray]
+    ) -> bool:
+        """Whether to fetch these pages, for so many tokens more. By price, the ticket's deadline comes nearer."""
+        if ticket.patience.policy != "cost-aware":
+            return True
+        now_s = self._now()
+        size_bytes = self._state.size_bytes({pool: int(pages.sum()) for pool, pages in wanted.items()})
+        prices = attachment.rates.prices(now_s, self.tokens_per_s)
+        wait_s = patience_s(prices, tokens, attachment.rates.waiting_bytes + size_bytes)
+        if wait_s is not None:
+            ticket.deadline_s = min(ticket.deadline_s, now_s + wait_s)
+        return wait_s != 0.0
 
     def _fetch(
         self, ticket: Prefetch, attachment: Attachment, match: TreeMatch, wanted: Mapping[PoolName, BoolArray]
@@ -136,7 +181,7 @@ class Prefetches:
         op.on_end.append(partial(self._landed, ticket, attachment, op))
 
     def _landed(self, ticket: Prefetch, attachment: Attachment, op: FetchOp) -> None:
-        if ticket.done:
+        if ticket.ended:
             return
         complete = op.prefix is ticket.prefix and op.whole
         if complete or ticket.attempts >= ATTEMPTS:

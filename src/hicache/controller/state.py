@@ -81,6 +81,11 @@ class State:
         kinds = dict.fromkeys(entry.replicated for entry in self.group.entries if self.writes(entry.name))
         return tuple(dict.fromkeys(place.namespace(namespace, replicated=replicated) for replicated in kinds))
 
+    def size_bytes(self, pages: Mapping[PoolName, int]) -> int:
+        """Bytes of so many pages per pool, in host memory and storage."""
+        members = [(member, count) for pool, count in pages.items() for member in self.members(pool)]
+        return sum(count * self.group.get_pool(member).layout.page_bytes for member, count in members)
+
     def views(self, pool: PoolName, slots: HostSlots) -> tuple[memoryview, ...]:
         """Views of host pages, as storage reads and writes them."""
         pages = self.group.get_pool(pool).pages

@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
 
 from hicache.controller.dispatch import InFlight
+from hicache.controller.rates import StoreRates
 from hicache.controller.state import State
 from hicache.coverage import Full
 from hicache.keys import KEY_BYTES
@@ -23,6 +24,7 @@ class Attachment:
 
     store: PageStore
     epoch: int
+    rates: StoreRates = field(default_factory=StoreRates)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from hicache.engine.compute import Output, StepExecutor
 from hicache.engine.drafting import Drafting
 from hicache.engine.intake import Intake
 from hicache.engine.lineup import Lineup, Waiting
+from hicache.engine.pace import Pace
 from hicache.engine.planner import Planner
 from hicache.engine.preemption import Preemption
 from hicache.engine.request import Request
@@ -44,6 +45,7 @@ class EngineCore:
         self._clock = clock
         self._counts = CoreStats()
         self._progress_s = clock()
+        self._pace = Pace(cache)
         self.lineup = Lineup(options.priority_ageing_s)
         self.preemption = Preemption(self.lineup, options, self._counts, clock, lambda: cache.in_flight)
         intake = Intake(cache, executor, options, self.lineup, self.preemption, drafter)
@@ -133,8 +135,10 @@ class EngineCore:
         if not work:
             self._check_progress()
             return False
-        self._progress_s = self._clock()
+        self._progress_s = begun_s = self._clock()
+        before = self._counts.prefill_tokens
         self._finish_step(self._run(self._propose(work)))
+        self._pace.step(self._counts.prefill_tokens - before, self._clock() - begun_s)
         self._counts.steps += 1
         return True
 
