@@ -16,6 +16,7 @@ from tests.server.stress import AT_ONCE, Crowd, Talks
 
 PAGE = 16
 CONVERTED = sorted((ServeConfig().cache_folder / "models").glob("smollm2*/config.json"))
+KEY = "the key of the operator"
 GROWTH_BYTES = 8 << 20
 """What the second half of the requests may add to the memory that the first half has made the process take."""
 SPARE_FILES = 4
@@ -47,7 +48,7 @@ def hybrid(home: Path) -> Subject:
     return Subject(folder, (*sizes, "--draft", str(draft), "--draft-tokens", "3"), words=25, answer_tokens=12)
 
 
-@pytest.fixture(params=[smollm2, hybrid], ids=lambda make: make.__name__)
+@pytest.fixture(params=[pytest.param(smollm2, marks=pytest.mark.full), hybrid], ids=lambda make: make.__name__)
 def subject(request: pytest.FixtureRequest, tmp_path: Path) -> Subject:
     make: Callable[[Path], Subject] = request.param
     return make(tmp_path)
@@ -65,11 +66,11 @@ def talks(subject: Subject, tmp_path: Path) -> Talks:
 @pytest.fixture
 def server(subject: Subject, talks: Talks, tmp_path: Path) -> Iterator[Served]:
     flags = ("--page-size", str(PAGE), "--max-running", str(AT_ONCE), "--storage-url", f"file:{tmp_path / 'store'}")
-    with served(str(subject.folder), *flags, *subject.flags, home=tmp_path) as one:
+    with served(str(subject.folder), *flags, *subject.flags, "--admin-key", KEY, home=tmp_path) as one:
         yield one
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("count", [100, pytest.param(500, marks=pytest.mark.full)])
 def test_who_waits_is_answered_and_nothing_is_left_behind(subject: Subject, talks: Talks, server: Served, count: int):
     crowd = Crowd(server.url, subject.folder.name, subject.answer_tokens)
@@ -84,14 +85,17 @@ def test_who_waits_is_answered_and_nothing_is_left_behind(subject: Subject, talk
     metrics = server.rest()
     assert metrics['hicache_pool_slots{pool="kv",state="cached",tier="device"}'] * PAGE < talks.running_tokens / 4
     assert metrics['hicache_failures_total{kind="failed_requests"}'] == 0
-    assert metrics["hicache_engine_preemptions_total"] > 0
-    assert all(
-        metrics[f'hicache_cache_hit_tokens_total{{tier="{tier}"}}'] > 0 for tier in ("device", "host", "storage")
-    )
+    hits = {tier: metrics[f'hicache_cache_hit_tokens_total{{tier="{tier}"}}'] for tier in ("device", "host", "storage")}
+    assert hits["device"] > 0
+    assert hits["host"] + hits["storage"] > 0, "what had left the device was given back"
     assert httpx.get(f"{server.url}/health", timeout=60).json() == {"status": "ok", "degraded": []}
     assert "Traceback" not in "\n".join(server.stop())
 
 
 def footprint_at_rest(server: Served) -> Footprint:
+    """What the process holds when nothing is under way, and every slot is accounted for."""
     server.rest()
+    audit = httpx.post(f"{server.url}/admin/audit", headers={"Authorization": f"Bearer {KEY}"}, timeout=60)
+    assert audit.status_code == 200, audit.text
+    assert audit.json() == {"clean": True, "idle": True, "open_matches": 0, "pins": 0, "in_flight": 0}
     return server.footprint()
