@@ -14,8 +14,6 @@ from tests.storage.proxy import Relay
 from tests.storage.support import load_pages, page, store_pages
 
 SMALL_BYTES = 40
-CALL_S = 0.5
-"""Calls that are to run into their timeout get this much; others much more."""
 
 
 class EngineTrouble:
@@ -25,6 +23,8 @@ class EngineTrouble:
     """Whether values are still there when the engine was killed and started again."""
     flip_stride = 1
     pages_pass_the_port = True
+    call_s = 0.5
+    """Calls that are to run into their timeout get this much; others much more."""
 
     def start(self, folder: Path) -> Engine:
         raise NotImplementedError
@@ -76,7 +76,7 @@ class EngineTrouble:
 
     def test_a_blocked_engine_is_left_after_the_timeout_and_used_again(self, engine: Engine):
         keys = sample_chain(3)
-        store = PageStore(self.open(engine.ports[0], CALL_S))
+        store = PageStore(self.open(engine.ports[0], self.call_s))
         assert all(store_pages(store, keys[:2]))
         engine.freeze()
         result = store.read(keys, [page(key) for key in keys])

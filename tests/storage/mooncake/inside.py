@@ -11,6 +11,8 @@ from hicache.storage import PageStore, StorageBackend, open_store
 from hicache.storage.mooncake.backend import MooncakeBackend
 from hicache.storage.remote import Deadline
 from hicache.testing.storage import StorageBackendConformance, sample_chain
+from tests.engine.tiny import write_checkpoint
+from tests.server.stored import check_restart, given
 from tests.storage.engines import Engine
 from tests.storage.mooncake.servers import MooncakeServers
 from tests.storage.promises import PROMISES
@@ -46,6 +48,7 @@ class TestMooncakeTrouble(EngineTrouble):
     keeps_values = PROMISES["mooncake"].outlives_kill
     flip_stride = 7
     pages_pass_the_port = False
+    call_s = 5.0
 
     def start(self, folder: Path) -> Engine:
         return MooncakeServers(folder)
@@ -89,3 +92,8 @@ def test_a_holder_that_dies_takes_its_pages_along(servers: MooncakeServers):
 def test_a_wrong_url(url: str):
     with pytest.raises(ConfigError):
         open_store(url)
+
+
+def test_a_server_is_warm_after_a_restart(servers: MooncakeServers, tmp_path: Path):
+    checkpoint = write_checkpoint(tmp_path / "tiny")
+    check_restart(given(checkpoint, tmp_path, f"mooncake://127.0.0.1:{servers.port}?timeout=20"))
