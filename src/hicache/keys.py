@@ -19,6 +19,9 @@ KEY_BYTES = 32
 TOKEN_BYTES = 4
 """A token is a little-endian uint32."""
 
+WHOLE = "0/1"
+"""The shard that is all of it."""
+
 Part: TypeAlias = str | int | bytes
 
 _SETTLED_NS = 2_000_000_000
@@ -63,7 +66,7 @@ class Namespace:
     dtype: str
     page_size: int
     geometry: str
-    shard: str = "0/1"
+    shard: str = WHOLE
     adapter: str = ""
     salt: str = ""
     draft_lookahead: int = 0

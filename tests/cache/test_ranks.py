@@ -1,12 +1,13 @@
 """On several ranks a load, an event and a late layer count once every rank has told of them, and never before."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from hicache.cache import Load, Match
 from hicache.controller import DistributedAgree
-from hicache.errors import InvariantError
+from hicache.errors import ConfigError, InvariantError
 from hicache.testing.ranks import VirtualRanks
 from hicache.testing.simulator import FaultRates, SimulatedExecutor
 from hicache.testing.streams import VirtualEvent
@@ -208,3 +209,13 @@ def test_a_retracted_request_comes_back_on_all_ranks_or_on_none():
         return seen
 
     assert on_ranks(work) == [[False, False, False, True, False, True, 3 * PAGE + 1]] * 2
+
+
+def test_a_namespace_that_names_a_shard_of_its_own_is_refused():
+    def work(world: World, executor: Held, rank: int) -> None:
+        with pytest.raises(ConfigError, match="leave shard out"):
+            world.cache.match_prefix(PROMPT, replace(world.namespace, shard=f"{rank}/2"))
+        with pytest.raises(ConfigError, match="leave shard out"):
+            world.cache.prefetch(PROMPT, replace(world.namespace, shard=f"{rank}/2"))
+
+    on_ranks(work)

@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from hicache.errors import ConfigError
-from hicache.keys import TOKEN_BYTES, Namespace
+from hicache.keys import TOKEN_BYTES
 
 Tokens: TypeAlias = bytes | bytearray | memoryview | Sequence[int] | np.ndarray[Any, np.dtype[Any]]
 """Token ids: little-endian uint32 bytes, an integer array (or a view of one), or ints (slow for long prompts)."""
@@ -32,12 +32,3 @@ def token_bytes(tokens: Tokens) -> bytes:
     if int(ids.min()) < 0 or int(ids.max()) > _MOST:
         raise ConfigError(f"token ids from {ids.min()} to {ids.max()}; ids are 0 to {_MOST}")
     return ids.astype("<u4").tobytes()
-
-
-def require_lookahead(namespace: Namespace, lookahead_tokens: int) -> None:
-    """Raises ConfigError for a namespace of pages that look ahead farther, or less far, than those of this cache."""
-    if namespace.draft_lookahead != lookahead_tokens:
-        raise ConfigError(
-            f"the namespace has draft_lookahead={namespace.draft_lookahead}, and this cache was built for a model"
-            f" with draft_lookahead={lookahead_tokens}; give both one"
-        )

@@ -1,26 +1,27 @@
 """The door: everything an engine asks of the cache, on one thread, and nothing that blocks on I/O but `Load.wait`."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 
 from hicache.cache.account import Lookup
 from hicache.cache.audit import audit
 from hicache.cache.flush import flush
-from hicache.cache.load import Load, SharedLoad
+from hicache.cache.load import Load
+from hicache.cache.loading import load_of, return_of
 from hicache.cache.match import Match
+from hicache.cache.namespaces import require_fitting
 from hicache.cache.registration import SidecarPoolSpec, prepare, require_no_requests
 from hicache.cache.retraction import Retracted, restore, retract
 from hicache.cache.room import require_fit, room
 from hicache.cache.stats import CacheStats, cache_stats
-from hicache.cache.tokens import Tokens, require_lookahead, token_bytes
+from hicache.cache.tokens import Tokens, token_bytes
 from hicache.controller import Flush, HybridCacheController, LoadBack, Patience, Prefetch, PrefetchPolicy
 from hicache.coverage import Coverage
 from hicache.errors import ClosedError, ConfigError
 from hicache.keys import TOKEN_BYTES, Namespace
 from hicache.pools import PoolEntry, SlotAllocator
 from hicache.storage import PageStore
-from hicache.transfer import Event, LayerProgress
+from hicache.transfer import Event
 from hicache.tree import Span, Wish
 from hicache.units import DeviceSlots, Int32Array, PoolName, Tier
 
@@ -110,7 +111,7 @@ class UnifiedRadixCache:
         patience = self._patience if policy is None else replace(self._patience, policy=policy)
         if timeout_s is not None:
             patience = replace(patience, timeout_s=timeout_s, page_timeout_s=0.0, most_s=timeout_s)
-        require_lookahead(namespace, self._lookahead)
+        require_fitting(namespace, self._lookahead, alone=self._controller.alone)
         self._controller.note_request(namespace, raw)
         return self._controller.prefetch(namespace.fingerprint, raw, self._reusable_pages(raw), patience)
 
@@ -147,7 +148,7 @@ class UnifiedRadixCache:
         if ttl_s is not None and not ttl_s > 0:
             raise ConfigError(f"ttl_s is {ttl_s}; give seconds, above 0, or None for no end")
         self._require_open()
-        require_lookahead(namespace, self._lookahead)
+        require_fitting(namespace, self._lookahead, alone=self._controller.alone)
         raw = token_bytes(tokens)
         self._controller.note_request(namespace, raw)
         state = self._controller.state
@@ -175,7 +176,7 @@ class UnifiedRadixCache:
             span, back = match.span, LoadBack((), {})
         match.start_load(span, back)
         progress = [op.progress for op in back.ops]
-        return self._load(match, progress, partial(self._settle, match))
+        return load_of(self._controller, match, progress, self._transfer_timeout_s)
 
     def allocate(
         self, match: Match, new_tokens: int, *, checkpoint: bool = False
@@ -277,7 +278,7 @@ class UnifiedRadixCache:
         if back is None and not match.is_lost:
             return None
         progress = () if back is None else back.progress
-        return self._load(match, progress, partial(self._settle_return, match))
+        return return_of(self._controller, match, progress, self._transfer_timeout_s)
 
     def retraction_discard(self, retracted: Retracted, after: Event | None = None) -> None:
         """End a retracted request at any stage, as `release` of its match does: everything is given back."""
@@ -395,39 +396,6 @@ class UnifiedRadixCache:
     def _use(self, match: Match, span: Span) -> None:
         if match.use():
             self._controller.used(span)
-
-    def _load(self, match: Match, progress: Sequence[LayerProgress], settle: Callable[[], int]) -> Load:
-        timeout_s, begun_s = self._transfer_timeout_s, self._controller.now()
-        if self._controller.alone:
-            return Load(match.length_tokens, progress, timeout_s, settle)
-
-        def agreed() -> bool:
-            return match.is_lost or not match.loading or self._controller.now() - begun_s > timeout_s
-
-        return SharedLoad(match.length_tokens, progress, timeout_s, settle, agreed)
-
-    def _poll_if_alone(self) -> None:
-        """One rank may settle at any time; several do so together, in `poll`."""
-        if self._controller.alone:
-            self._controller.poll()
-
-    def _settle(self, match: Match) -> int:
-        self._poll_if_alone()
-        given_up = match.loading and not self._controller.alone
-        if match.loading:
-            load = match.abandon_load()
-            if load is not None:
-                self._controller.give_up(load, match)
-        match.shortness_known()
-        return 0 if given_up or match.is_torn else match.shared_tokens
-
-    def _settle_return(self, match: Match) -> int:
-        self._poll_if_alone()
-        if match.returning:
-            load = match.abandon_return()
-            if load is not None:
-                self._controller.give_up(load, match)
-        return match.good_tokens
 
     def _reusable_pages(self, raw: bytes) -> int:
         """Full pages of a prompt with the tokens they look ahead to; its last token is in none of them."""

@@ -82,9 +82,9 @@ class State:
         return tuple(dict.fromkeys(place.namespace(namespace, replicated=replicated) for replicated in kinds))
 
     def size_bytes(self, pages: Mapping[PoolName, int]) -> int:
-        """Bytes of so many pages per pool, in host memory and storage."""
-        members = [(member, count) for pool, count in pages.items() for member in self.members(pool)]
-        return sum(count * self.group.get_pool(member).layout.page_bytes for member, count in members)
+        """Bytes of so many pages per pool, in host memory and storage, on all ranks together."""
+        sizes = {pool.name: pool.slot_bytes for pool in self.tree.pools}
+        return sum(count * sizes[pool] for pool, count in pages.items())
 
     def views(self, pool: PoolName, slots: HostSlots) -> tuple[memoryview, ...]:
         """Views of host pages, as storage reads and writes them."""
