@@ -22,6 +22,7 @@ DOCUMENTS = [
     "docs/storage-backends.md",
     "docs/simulate.md",
     "docs/operations.md",
+    "docs/tenants.md",
     "CHANGELOG.md",
 ]
 CODE_BLOCK = re.compile(r"^ *```(\w+)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)

@@ -38,8 +38,8 @@ def test_every_field_counts():
         if item.init
     ]
     prints = {namespace.fingerprint for namespace in [BASE, *changed]}
-    assert len(changed) == 9
-    assert len(prints) == 10
+    assert len(changed) == 10
+    assert len(prints) == 11
 
 
 def test_parts_are_tagged_and_have_lengths():
@@ -60,6 +60,13 @@ PARTS = st.dictionaries(SHORT, SHORT | st.integers(0, 12) | st.binary(max_size=2
 @given(PARTS, PARTS)
 def test_other_parts_other_digest(one, other):
     assert (digest_parts(one) == digest_parts(other)) == (one == other)
+
+
+def test_where_tenant_and_salt_meet_matters():
+    assert BASE.with_tenant("a", "bc").fingerprint != BASE.with_tenant("ab", "c").fingerprint
+    assert BASE.with_tenant("", "a").fingerprint != BASE.with_tenant("a").fingerprint
+    assert BASE.with_tenant("", "a") == BASE.with_salt("a")
+    assert BASE.with_tenant("a", "bc").tenancy != BASE.with_tenant("ab", "c").tenancy
 
 
 def test_an_empty_salt_is_no_salt():

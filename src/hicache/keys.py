@@ -57,8 +57,9 @@ class Namespace:
     """Everything that makes equal tokens mean different bytes. Two namespaces share no page, in any tier.
 
     `weights` and `geometry` are fingerprints (see `weights_fingerprint`, `PoolGeometry.fingerprint`); `shard` is
-    "rank/ranks"; `adapter` names weights and scale, not only a name (see `adapter_identity`); `salt` separates tenants,
-    and an empty salt is no salt. Raises ConfigError when a size makes no sense.
+    "rank/ranks"; `adapter` names weights and scale, not only a name (see `adapter_identity`). `tenant` says whose pages
+    these are, `salt` separates pages of one tenant; both are apart, so that "a" with "bc" is not "ab" with "c", and an
+    empty one is none. Raises ConfigError when a size makes no sense.
     """
 
     model: str
@@ -70,6 +71,7 @@ class Namespace:
     adapter: str = ""
     salt: str = ""
     draft_lookahead: int = 0
+    tenant: str = ""
     fingerprint: bytes = field(init=False, repr=False, compare=False)
     """32 bytes: the parent of a prefix's first page key."""
 
@@ -89,16 +91,23 @@ class Namespace:
             "salt": self.salt,
             "draft_lookahead": self.draft_lookahead,
         }
+        if self.tenant:
+            parts["tenant"] = self.tenant
         object.__setattr__(self, "fingerprint", digest_parts(parts))
 
     @property
     def tenancy(self) -> bytes:
         """What of it does not depend on where a rank stands: the same on every rank for the same request."""
-        return f"{self.model}\0{self.adapter}\0{self.salt}\0{self.page_size}".encode("utf-8", "surrogatepass")
+        parts: dict[str, Part] = {"model": self.model, "adapter": self.adapter, "salt": self.salt}
+        return digest_parts(parts | {"tenant": self.tenant, "page_size": self.page_size})
 
     def with_salt(self, salt: str) -> "Namespace":
-        """The same namespace for another tenant; "" is the shared one."""
+        """The same namespace with another salt; "" is none."""
         return replace(self, salt=salt)
+
+    def with_tenant(self, tenant: str, salt: str = "") -> "Namespace":
+        """The same namespace for another tenant, with a salt of its own; "" is nobody in particular."""
+        return replace(self, tenant=tenant, salt=salt)
 
     def with_adapter(self, adapter: str) -> "Namespace":
         """The same namespace under an adapter's identity; "" is the bare model."""

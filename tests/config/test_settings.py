@@ -38,6 +38,8 @@ serve.draft_tokens          --draft-tokens          HICACHE_SERVE_DRAFT_TOKENS
 serve.preemption            --preemption            HICACHE_SERVE_PREEMPTION
 serve.priority_ageing_s     --priority-ageing-s     HICACHE_SERVE_PRIORITY_AGEING_S
 serve.admin_key             --admin-key             HICACHE_SERVE_ADMIN_KEY
+serve.api_key               --api-key               HICACHE_SERVE_API_KEY
+serve.api_key_file          --api-key-file          HICACHE_SERVE_API_KEY_FILE
 serve.threads               --threads               HICACHE_SERVE_THREADS
 serve.cache_folder          --cache-folder          HICACHE_SERVE_CACHE_FOLDER
 """

@@ -120,7 +120,7 @@ def test_host_that_does_not_exist_is_told_in_one_line() -> None:
     [
         ("127.0.0.1", "http://127.0.0.1:80/v1", "this machine only"),
         ("::1", "http://[::1]:80/v1", "this machine only"),
-        ("0.0.0.0", "http://0.0.0.0:80/v1", "no authentication"),
+        ("0.0.0.0", "http://0.0.0.0:80/v1", "without authentication"),
     ],
 )
 def test_says_who_can_reach_it(host: str, url: str, who: str) -> None:

@@ -33,7 +33,11 @@ def settings_from(arguments: argparse.Namespace) -> Settings:
 def _add(group: argparse._ArgumentGroup, option: Option) -> None:
     default = "" if option.default is None else f" (default: {option.default})"
     text = f"{option.help}{default} [{option.variable}]".replace("%", "%%")
-    if option.flag.startswith("--"):
+    if option.many:
+        group.add_argument(
+            option.flag, dest=option.field, default=argparse.SUPPRESS, metavar="VALUE", help=text, action="append"
+        )
+    elif option.flag.startswith("--"):
         group.add_argument(option.flag, dest=option.field, default=argparse.SUPPRESS, metavar="VALUE", help=text)
     else:
         group.add_argument(option.field, nargs="?", default=argparse.SUPPRESS, metavar=option.flag, help=text)

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     ModelWrapValidatorHandler,
@@ -32,6 +33,11 @@ _URL_CAP = re.compile(r"[?&]cap=")
 def _user_cache_folder() -> Path:
     root = os.environ.get("XDG_CACHE_HOME")
     return (Path(root) if root else Path.home() / ".cache") / "hicache"
+
+
+def _listed(value: object) -> object:
+    """A text is a list with commas between its parts."""
+    return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
 
 
 class Group(BaseModel):
@@ -196,6 +202,14 @@ class ServeConfig(Group):
         min_length=8,
         description="The key that opens the routes under /admin; other processes see flags, so prefer the variable."
         " Not set: there are none.",
+    )
+    api_key: Annotated[tuple[SecretStr, ...], BeforeValidator(_listed)] = Field(
+        (),
+        description="A key that clients need for /v1, as KEY or TENANT:KEY; several in one variable with commas between"
+        " them. Other processes see flags, so prefer the variable or a file. Not set: whoever reaches it can use it.",
+    )
+    api_key_file: Path | None = Field(
+        None, description="More keys: a line TENANT:KEY for each, or a .toml file that has quotas too."
     )
     threads: int | None = Field(None, gt=0, description="Threads that the model computes with. Not set: torch decides.")
     cache_folder: Path = Field(

@@ -25,18 +25,22 @@ class Option:
     variable: str
     default: str | int | float | None
     help: str
+    many: bool = False
+    """Whether a flag may be given several times."""
 
 
 def _options(group: str) -> Iterator[Option]:
     defaults = GROUPS[group]().model_dump(mode="json")
     for field, info in GROUPS[group].model_fields.items():
+        many = isinstance(defaults[field], list)
         yield Option(
             group=group,
             field=field,
             flag=field.upper() if field == POSITIONAL else "--" + field.replace("_", "-"),
             variable=_ENVIRONMENT_PREFIX[group] + field.upper(),
-            default=defaults[field],
+            default=None if many else defaults[field],
             help=info.description or "",
+            many=many,
         )
 
 

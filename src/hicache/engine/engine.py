@@ -145,7 +145,7 @@ class Engine:
             request_id,
             ask.prompt_ids,
             ask.params,
-            self.info.namespace.with_salt(ask.salt) if ask.salt else self.info.namespace,
+            self.info.namespace.with_tenant(ask.tenant, ask.salt),
             self.tokenizer,
             self.info.end_of_text,
             self._emitter(request_id, stream),
@@ -180,13 +180,15 @@ class Engine:
         """The numbers a moment ago: taken between steps, every quarter of a second while requests run."""
         return replace(self._stats, queued=self._places.queued, refused=self._places.refused)
 
-    def flush(self, salt: str | None = None, *, force: bool = False, timeout_s: float = FLUSH_TIMEOUT_S) -> Flushed:
-        """Make what was computed so far unfindable in every tier: for one tenant's salt ("": for no salt), or for all.
+    def flush(
+        self, salt: str | None = None, *, tenant: str = "", force: bool = False, timeout_s: float = FLUSH_TIMEOUT_S
+    ) -> Flushed:
+        """Make what was computed so far unfindable in every tier: for one salt of a tenant ("": for none), or for all.
 
         Raises InUseError while requests run on it, unless forced: they then go on, and what they compute is not shared.
         StorageError when storage does not answer in time.
         """
-        namespace = None if salt is None else self.info.namespace.with_salt(salt)
+        namespace = None if salt is None else self.info.namespace.with_tenant(tenant, salt)
         return operations.flush(self, namespace, force=force, timeout_s=timeout_s)
 
     def update_weights(
@@ -222,7 +224,7 @@ class Engine:
 
     def _current(self, namespace: Namespace) -> Namespace:
         """The namespace of the weights that run now, for the same tenant."""
-        return replace(self.info.namespace, salt=namespace.salt, adapter=namespace.adapter)
+        return replace(self.info.namespace, tenant=namespace.tenant, salt=namespace.salt, adapter=namespace.adapter)
 
     def attach_storage(self, url: str, size: str | int | None = None) -> None:
         """Use a store (`file:./store`, of at most `size`) from now on, while requests run.

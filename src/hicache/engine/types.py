@@ -41,7 +41,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One prompt and how it is to be answered. `salt` keeps its pages apart from those of other tenants.
+    """One prompt and how it is to be answered. `tenant` and `salt` keep its pages apart from those of others.
 
     A higher `priority` goes first. Raises ConfigError for one beyond MOST_PRIORITY, above or below 0.
     """
@@ -50,6 +50,7 @@ class Ask:
     params: SamplingParams
     salt: str = ""
     priority: int = 0
+    tenant: str = ""
 
     def __post_init__(self) -> None:
         right = f"from {-MOST_PRIORITY} to {MOST_PRIORITY}"

@@ -31,7 +31,7 @@ T = TypeVar("T")
 class AdminEngine(Protocol):
     """What of an engine an operator reaches. Thread-safe; calls block."""
 
-    def flush(self, salt: str | None = None, *, force: bool = False) -> Flushed: ...
+    def flush(self, salt: str | None = None, *, tenant: str = "", force: bool = False) -> Flushed: ...
 
     def update_weights(self, folder: str, *, draft: str | None = None, force: bool = False) -> Flushed: ...
 
@@ -64,9 +64,12 @@ Text = Annotated[str, Field(min_length=1, max_length=4096, pattern=r"^[^\x00]*$"
 
 
 class FlushRequest(_Body):
-    """What is to be forgotten: the pages of one salt ("" is the shared one), or without one everything."""
+    """What is to be forgotten: the pages of one salt of a tenant, or without either everything."""
 
-    salt: Annotated[str, Field(max_length=4096)] | None = None
+    salt: Annotated[str, Field(max_length=4096)] | None = Field(None, description='"" is none.')
+    tenant: Annotated[str, Field(max_length=4096)] | None = Field(
+        None, description="Whose, by name; left out: nobody's in particular, as on a server without API keys."
+    )
     force: bool = Field(False, description="Also while requests run on it: they go on with what they have.")
 
 
@@ -149,7 +152,8 @@ def admin_router(admin: Admin) -> APIRouter:
     @router.post("/flush")
     def flush(body: FlushRequest) -> FlushReply:
         """Forget what was computed so far, in every tier."""
-        return _flush_reply(_answer("salt", lambda: engine.flush(body.salt, force=body.force)))
+        salt = body.salt if body.tenant is None else body.salt or ""
+        return _flush_reply(_answer("salt", lambda: engine.flush(salt, tenant=body.tenant or "", force=body.force)))
 
     @router.post("/update_weights")
     def update_weights(body: UpdateWeightsRequest) -> FlushReply:

@@ -16,24 +16,30 @@ from hicache.server.context import ServerContext, system_fingerprint
 from hicache.server.engine_like import EngineLike
 from hicache.server.engine_metrics import EngineCollector
 from hicache.server.errors import install_handlers
-from hicache.server.keys import KeyGuard
+from hicache.server.keys import NO_KEY, KeyGuard
 from hicache.server.metrics import ServerMetrics
 from hicache.server.middleware import BodyLimit, RequestMeter
 from hicache.server.prompts import PromptEncoder
 from hicache.server.schema import ChatRequest, CompletionRequest
+from hicache.server.tenants import Keyring
 from hicache.server.wire import Json
 
 MAX_BODY_BYTES = 32 << 20
 
 
-def build_app(engine: EngineLike, admin: Admin | None = None) -> FastAPI:
-    """The app that serves `engine` and closes it at shutdown. With `admin`, the same engine can be operated."""
+def build_app(engine: EngineLike, admin: Admin | None = None, keyring: Keyring | None = None) -> FastAPI:
+    """The app that serves `engine` and closes it at shutdown. With `admin`, the same engine can be operated.
+
+    With a `keyring` that has keys, /v1 is for those who have one, and /metrics for whoever may operate it.
+    """
+    keyring = Keyring() if keyring is None else keyring
     context = ServerContext(
         engine=engine,
         metrics=ServerMetrics(EngineCollector(engine.stats, engine.health)),
         prompts=PromptEncoder(engine.tokenizer, engine.max_model_len),
         fingerprint=system_fingerprint(engine.model_name),
         created=int(time.time()),
+        keyring=keyring,
     )
 
     @asynccontextmanager
@@ -45,6 +51,9 @@ def build_app(engine: EngineLike, admin: Admin | None = None) -> FastAPI:
     if admin is not None:
         app.include_router(admin_router(admin))
         app.add_middleware(KeyGuard, prefix=PREFIX, key=admin.key)
+    if keyring:
+        app.add_middleware(KeyGuard, prefix="/v1", key=keyring)
+        app.add_middleware(KeyGuard, prefix="/metrics", key=NO_KEY if admin is None else admin.key)
     app.add_middleware(BodyLimit, limit_bytes=MAX_BODY_BYTES)
     app.add_middleware(RequestMeter, metrics=context.metrics)
     install_handlers(app)

@@ -7,10 +7,9 @@ from fastapi import Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse
 
-from hicache.engine.types import Ask
 from hicache.server.context import ServerContext, client_gone
 from hicache.server.job import Job, Submission, unless_gone
-from hicache.server.sampling import sampling_params
+from hicache.server.sampling import ask_of, sampling_params
 from hicache.server.schema import ChatRequest
 from hicache.server.sse import EventStream
 from hicache.server.wire import Envelope, Json, chat_choice, chat_delta, usage_json
@@ -21,9 +20,10 @@ CHUNK = "chat.completion.chunk"
 async def create_chat_completion(context: ServerContext, request: Request, body: ChatRequest) -> Response:
     """Answer `body`; an ApiError where it can't be."""
     context.check_model(body.model)
+    tenant = context.keyring.tenant(request.scope)
     prompt = await run_in_threadpool(context.prompts.chat, body.messages, body.answer_tokens)
     params = sampling_params(body, prompt.max_tokens)
-    ask = Ask(prompt.token_ids, params, priority=body.priority or 0)
+    ask = ask_of(body, prompt.token_ids, params, tenant)
     job = Job(context.engine, context.metrics, [Submission(ask, "messages")])
     envelope = Envelope.new("chatcmpl", context.engine.model_name, context.fingerprint)
     if body.stream:

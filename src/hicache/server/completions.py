@@ -7,12 +7,12 @@ from fastapi import Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse
 
-from hicache.engine.types import Ask
 from hicache.server.context import ServerContext, client_gone
 from hicache.server.job import Job, Submission, unless_gone
-from hicache.server.sampling import sampling_params
+from hicache.server.sampling import ask_of, sampling_params
 from hicache.server.schema import CompletionRequest
 from hicache.server.sse import EventStream
+from hicache.server.tenants import Tenant
 from hicache.server.wire import Envelope, Json, text_choice, usage_json
 
 KIND = "text_completion"
@@ -23,7 +23,8 @@ DEFAULT_ANSWER_TOKENS = 16
 async def create_completion(context: ServerContext, request: Request, body: CompletionRequest) -> Response:
     """Answer `body`; an ApiError where it can't be."""
     context.check_model(body.model)
-    submissions = await run_in_threadpool(_submissions, context, body)
+    tenant = context.keyring.tenant(request.scope)
+    submissions = await run_in_threadpool(_submissions, context, tenant, body)
     job = Job(context.engine, context.metrics, submissions)
     envelope = Envelope.new("cmpl", context.engine.model_name, context.fingerprint)
     if body.stream:
@@ -35,14 +36,14 @@ async def create_completion(context: ServerContext, request: Request, body: Comp
     return JSONResponse({**envelope.wrap(KIND, choices), "usage": usage_json(answer.usage for answer in answers)})
 
 
-def _submissions(context: ServerContext, body: CompletionRequest) -> list[Submission]:
+def _submissions(context: ServerContext, tenant: Tenant, body: CompletionRequest) -> list[Submission]:
     many = len(body.prompt) > 1
     submissions = []
     for index, prompt in enumerate(body.prompt):
         param = f"prompt[{index}]" if many else "prompt"
         prepared = context.prompts.completion(prompt, body.answer_tokens, param, DEFAULT_ANSWER_TOKENS)
         params = sampling_params(body, prepared.max_tokens)
-        submissions.append(Submission(Ask(prepared.token_ids, params, priority=body.priority or 0), param))
+        submissions.append(Submission(ask_of(body, prepared.token_ids, params, tenant), param))
     return submissions
 
 

@@ -10,6 +10,7 @@ from hicache.server.engine_like import EngineLike
 from hicache.server.errors import model_not_found
 from hicache.server.metrics import ServerMetrics
 from hicache.server.prompts import PromptEncoder
+from hicache.server.tenants import Keyring
 
 CLIENT_GONE = 499
 """What logs show for a client that hung up."""
@@ -24,6 +25,7 @@ class ServerContext:
     prompts: PromptEncoder
     fingerprint: str
     created: int
+    keyring: Keyring
 
     def check_model(self, asked: str) -> None:
         """Raise a 404 in OpenAI's form for any model but the one served."""

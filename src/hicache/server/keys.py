@@ -2,6 +2,7 @@
 
 import hmac
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -18,17 +19,39 @@ class Key:
 
     def opens(self, scope: Scope) -> bool:
         """Whether a request carries this key, and carries it once."""
-        given = [value for name, value in scope["headers"] if name == b"authorization"]
-        if len(given) != 1:
-            return False
-        scheme, _, key = given[0].partition(b" ")
-        return scheme.lower() == _SCHEME and hmac.compare_digest(key.strip(), self.secret.encode())
+        given = bearer(scope)
+        return given is not None and hmac.compare_digest(given, self.secret.encode())
+
+
+def bearer(scope: Scope) -> bytes | None:
+    """The secret that a request carries as `Authorization: Bearer KEY`, if it does so once."""
+    given = [value for name, value in scope["headers"] if name == b"authorization"]
+    if len(given) != 1:
+        return None
+    scheme, _, secret = given[0].partition(b" ")
+    return secret.strip() if scheme.lower() == _SCHEME else None
+
+
+class Lock(Protocol):
+    """Says which requests may pass."""
+
+    def opens(self, scope: Scope) -> bool:
+        """Whether a request carries what it needs."""
+
+
+class _NoKey:
+    def opens(self, scope: Scope) -> bool:
+        return False
+
+
+NO_KEY = _NoKey()
+"""Lets nobody pass."""
 
 
 class KeyGuard:
     """Lets requests to `prefix` and all below it pass only with the key: else 401, before their body is read."""
 
-    def __init__(self, app: ASGIApp, prefix: str, key: Key) -> None:
+    def __init__(self, app: ASGIApp, prefix: str, key: Lock) -> None:
         self._app = app
         self._prefix = prefix
         self._key = key

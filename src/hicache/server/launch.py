@@ -16,7 +16,9 @@ from hicache.engine import Engine, create_engine
 from hicache.errors import ConfigError
 from hicache.server.admin import Admin
 from hicache.server.app import build_app
+from hicache.server.key_file import keyring_of
 from hicache.server.keys import Key
+from hicache.server.tenants import Keyring
 
 GRACE_S = 10
 """How long requests under way may go on when the server is asked to stop; then they end with an error that says so."""
@@ -28,13 +30,14 @@ _LAST_WORDS_S = 5
 def run(settings: Settings) -> int:
     """Serve until SIGINT or SIGTERM; 0 then. Raises ConfigError, in one line, for what can't be served."""
     logging.basicConfig(format="hicache: %(message)s", stream=sys.stderr)
+    keyring = keyring_of(settings.serve)
     with take_address(settings.serve) as listener:
         engine = create_engine(settings)
         try:
             listen(listener, settings.serve)
-            _announce(engine, settings, listener)
+            _announce(engine, settings, listener, keyring)
             with _signals_end_only_the_server():
-                _Server(engine, _admin(engine, settings.serve)).run(sockets=[listener])
+                _Server(engine, _admin(engine, settings.serve), keyring).run(sockets=[listener])
         finally:
             engine.close()
     return 0
@@ -83,10 +86,10 @@ def _not_to_be_had(serve: ServeConfig, error: OSError) -> ConfigError:
 class _Server(uvicorn.Server):
     """Ends what still runs after the grace by closing the engine: clients are told, rather than cut off."""
 
-    def __init__(self, engine: Engine, admin: Admin | None) -> None:
+    def __init__(self, engine: Engine, admin: Admin | None, keyring: Keyring) -> None:
         super().__init__(
             uvicorn.Config(
-                build_app(engine, admin),
+                build_app(engine, admin, keyring),
                 log_level="warning",
                 access_log=False,
                 timeout_graceful_shutdown=GRACE_S + _LAST_WORDS_S,
@@ -107,25 +110,31 @@ def _admin(engine: Engine, serve: ServeConfig) -> Admin | None:
     return None if serve.admin_key is None else Admin(engine, Key(serve.admin_key.get_secret_value()))
 
 
-def _announce(engine: Engine, settings: Settings, listener: socket.socket) -> None:
+def _announce(engine: Engine, settings: Settings, listener: socket.socket, keyring: Keyring) -> None:
     lines = [f"hicache serves {engine.model_name}, prompts and answers of up to {engine.max_model_len} tokens"]
     lines += [f"  {line}" for line in engine.info.sizes]
     lines.append(f"  storage: {settings.cache.storage_url or 'none; --storage-url file:./store keeps pages'}")
     lines += [f"  degraded: {line}" for line in engine.health()]
     if settings.serve.admin_key is not None:
         lines.append("  admin: routes under /admin, for those who have the key")
-    lines += reached_at(*listener.getsockname()[:2])
+    if keyring:
+        lines.append(f"  tenants: {len(keyring.labels)}; /metrics is for those who have the admin key")
+    lines += reached_at(*listener.getsockname()[:2], with_keys=bool(keyring))
     print("\n".join(lines), file=sys.stderr, flush=True)
 
 
-def reached_at(host: str, port: int) -> list[str]:
+def reached_at(host: str, port: int, *, with_keys: bool = False) -> list[str]:
     """Where clients reach a server that is bound to the address `host`, and who can."""
     shown = f"[{host}]" if ":" in host else host
     lines = [f"ready at http://{shown}:{port}/v1 (also /health and /metrics)"]
     if ipaddress.ip_address(host).is_loopback:
         lines.append("  this machine only; --host 0.0.0.0 opens it to others")
+    elif with_keys:
+        lines.append("  open to other machines, with authentication by key; nothing that is sent is encrypted")
     else:
-        lines.append("  open to other machines, and there is no authentication: anyone who reaches it can use it")
+        lines.append(
+            "  warning: open to other machines without authentication: whoever reaches it can use it; --api-key"
+        )
     return lines
 
 

@@ -1,7 +1,10 @@
 """What a request leaves open has OpenAI's default, whatever the model: temperature 1, top_p 1, nothing else cut off."""
 
-from hicache.engine.types import SamplingParams
+from collections.abc import Sequence
+
+from hicache.engine.types import Ask, SamplingParams
 from hicache.server.schema import ChatRequest, CompletionRequest
+from hicache.server.tenants import Tenant
 
 
 def sampling_params(body: ChatRequest | CompletionRequest, max_tokens: int) -> SamplingParams:
@@ -16,3 +19,10 @@ def sampling_params(body: ChatRequest | CompletionRequest, max_tokens: int) -> S
         stop=body.stop,
         ignore_eos=bool(body.ignore_eos),
     )
+
+
+def ask_of(
+    body: ChatRequest | CompletionRequest, prompt_ids: Sequence[int], params: SamplingParams, tenant: Tenant
+) -> Ask:
+    """One prompt of `body` as the engine takes it: the pages are the tenant's, whatever salt the body has."""
+    return Ask(prompt_ids, params, salt=body.cache_salt or "", priority=body.priority or 0, tenant=tenant.identity)

@@ -12,6 +12,7 @@ from hicache.server.refusals import CHAT, COMPLETION, HARMLESS, MESSAGE, JsonObj
 
 MAX_STOPS = 16
 MAX_PROMPTS = 128
+MOST_SALT = 4096
 
 Prompt: TypeAlias = str | tuple[int, ...]
 """A prompt as the client gave it: text, or token ids."""
@@ -71,6 +72,9 @@ class _Request(_Strict):
     max_tokens: int | None = Field(default=None, ge=1)
     priority: int | None = Field(
         default=None, ge=-MOST_PRIORITY, le=MOST_PRIORITY, description="higher goes first; 0 by default"
+    )
+    cache_salt: Text | None = Field(
+        default=None, max_length=MOST_SALT, description="keeps cached pages apart; empty: none"
     )
     ignore_eos: bool | None = Field(default=None, description="go on until max_tokens or a stop string")
 
