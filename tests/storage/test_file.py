@@ -7,6 +7,7 @@ import shutil
 import stat
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -476,3 +477,51 @@ def test_a_write_syncs_when_the_last_sync_is_long_ago(tmp_path: Path):
     with pytest.raises(StorageError, match="cannot sync the page store"):
         backend.sync()
     backend.close()
+
+
+class OrderDisk(Disk):
+    """Notes each write and read of a value among what the test notes."""
+
+    def __init__(self, order: list[str]) -> None:
+        self._order = order
+
+    def write(self, handle: int, parts: Sequence[memoryview], offset: int) -> None:
+        self._order.append(f"write {bytes(parts[-1][:1]).decode()}")
+        super().write(handle, parts, offset)
+
+    def read(self, handle: int, parts: Sequence[memoryview], offset: int) -> bool:
+        self._order.append("read")
+        return super().read(handle, parts, offset)
+
+
+def test_a_page_is_filled_just_before_it_is_written_and_judged_just_after_it_was_read(tmp_path: Path):
+    """So that its bytes are still in the CPU's cache. One that is not good is gone."""
+    order: list[str] = []
+    keys, values = sample_chain(3), [bytearray(200) for _ in range(3)]
+    backend = FileBackend(tmp_path, disk=OrderDisk(order))
+
+    def fill(i: int) -> None:
+        order.append(f"fill {i}")
+        values[i][:] = b"%d" % i * 200
+
+    def is_good(i: int) -> bool:
+        order.append(f"judge {i}")
+        return i != 1
+
+    buffers = [[memoryview(value)] for value in values]
+    assert backend.write_each(keys, buffers, fill).all()
+    assert order == ["fill 0", "write 0", "fill 1", "write 1", "fill 2", "write 2"]
+    order.clear()
+    result = backend.read_each(keys, buffers, is_good)
+    assert order == ["read", "judge 0", "read", "judge 1", "read", "judge 2"]
+    assert (result.ok.tolist(), result.damaged.tolist()) == ([True, False, True], [False, True, False])
+    assert backend.contains(keys).tolist() == [True, False, True]
+    backend.close()
+
+
+def test_pages_of_a_second_batch_are_filled_by_their_own_numbers(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("hicache.storage.file.backend._BATCH_PAGES", 2)
+    keys = sample_chain(5)
+    store = PageStore(FileBackend(tmp_path))
+    assert store_pages(store, keys) == load_pages(store, keys) == [True] * 5
+    store.close()

@@ -8,7 +8,7 @@ import numpy as np
 
 from hicache.storage.codec import HEADER_BYTES, Verdict, check, encode_header
 from hicache.storage.gate import Gate
-from hicache.storage.protocol import Cleared, ReadResult, RegistersMemory, StorageBackend, StorageKey
+from hicache.storage.protocol import Cleared, EachPageBackend, ReadResult, RegistersMemory, StorageBackend, StorageKey
 from hicache.units import BoolArray
 
 
@@ -71,12 +71,16 @@ class PageStore:
             payloads = [page.cast("B") for page in pages]
             headers = memoryview(bytearray(HEADER_BYTES * len(keys)))
             heads = [headers[i * HEADER_BYTES : (i + 1) * HEADER_BYTES] for i in range(len(keys))]
-            result = self._backend.read(keys, list(zip(heads, payloads, strict=True)))
-            rejected = [i for i in _marked(result.ok) if check(keys[i], heads[i], payloads[i]) is not Verdict.GOOD]
-            if rejected:
-                self._backend.delete([keys[i] for i in rejected])
-                result.ok[rejected] = False
-                result.damaged[rejected] = True
+            values = list(zip(heads, payloads, strict=True))
+
+            def is_good(i: int) -> bool:
+                return check(keys[i], heads[i], payloads[i]) is Verdict.GOOD
+
+            if isinstance(self._backend, EachPageBackend):
+                result = self._backend.read_each(keys, values, is_good)
+            else:
+                result = self._backend.read(keys, values)
+                self._reject(keys, result, [i for i in _marked(result.ok) if not is_good(i)])
             self._count_read(result, payloads)
             return result
 
@@ -91,8 +95,7 @@ class PageStore:
             todo = _marked(~stored)
             todo_keys = [keys[i] for i in todo]
             payloads = [pages[i].cast("B") for i in todo]
-            heads = [memoryview(encode_header(*pair)) for pair in zip(todo_keys, payloads, strict=True)]
-            written = self._backend.write(todo_keys, list(zip(heads, payloads, strict=True)))
+            written = self._write(todo_keys, payloads)
             stored[todo] = written
             self._count_written(skipped, [payloads[i].nbytes for i in _marked(written)], len(todo))
             return stored
@@ -120,6 +123,25 @@ class PageStore:
         """Waits for calls under way and closes the backend. Later calls raise ClosedError."""
         if self._gate.close():
             self._backend.close()
+
+    def _write(self, keys: Sequence[StorageKey], payloads: Sequence[memoryview]) -> BoolArray:
+        heads = [memoryview(bytearray(HEADER_BYTES)) for _ in keys]
+        values = list(zip(heads, payloads, strict=True))
+
+        def fill(i: int) -> None:
+            heads[i][:] = encode_header(keys[i], payloads[i])
+
+        if isinstance(self._backend, EachPageBackend):
+            return self._backend.write_each(keys, values, fill)
+        for i in range(len(keys)):
+            fill(i)
+        return self._backend.write(keys, values)
+
+    def _reject(self, keys: Sequence[StorageKey], result: ReadResult, rejected: Sequence[int]) -> None:
+        if rejected:
+            self._backend.delete([keys[i] for i in rejected])
+            result.ok[rejected] = False
+            result.damaged[rejected] = True
 
     def _count_read(self, result: ReadResult, payloads: Sequence[memoryview]) -> None:
         ok, damaged, failed = int(result.ok.sum()), int(result.damaged.sum()), int(result.failed.sum())

@@ -1,6 +1,6 @@
 """What a storage backend must do: a value is there whole, or it is not there."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias, runtime_checkable
 
@@ -124,3 +124,21 @@ class RegistersMemory(Protocol):
 
     def register(self, arenas: Sequence[memoryview]) -> None:
         """Host memory in which pages will lie, until `close`; more may follow. StorageError if it is not accepted."""
+
+
+@runtime_checkable
+class EachPageBackend(StorageBackend, Protocol):
+    """A backend that may also be called so that each page passes the CPU once: optional, for local stores.
+
+    `index` is a page's place in the batch. Both calls promise what `read` and `write` do.
+    """
+
+    def read_each(
+        self, keys: Sequence[StorageKey], values: Sequence[Buffers], is_good: Callable[[int], bool]
+    ) -> ReadResult:
+        """As `read`; asks `is_good(index)` as soon as a value has arrived, and if not, it is damaged."""
+
+    def write_each(
+        self, keys: Sequence[StorageKey], values: Sequence[Buffers], fill: Callable[[int], None]
+    ) -> BoolArray:
+        """As `write`; calls `fill(index)` before a value's bytes are used, which may change all but their number."""

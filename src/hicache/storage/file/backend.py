@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +30,9 @@ from hicache.units import BoolArray
 _BATCH_BYTES = 32 << 20
 _BATCH_PAGES = 256
 """Pages that are reserved, written and stored together: other processes have their turns in between."""
+
+_DAMAGED = Place(0, 0)
+"""No slot: what was looked for is there and wrong."""
 
 _READ_TRIES = 3
 """A value that is replaced while it is read is read again, so many times in all."""
@@ -104,6 +108,12 @@ class FileBackend:
 
     def read(self, keys: Sequence[StorageKey], values: Sequence[Buffers]) -> ReadResult:
         """Reads each value straight into the buffers; one of another length is damaged, and removed."""
+        return self.read_each(keys, values, lambda index: True)
+
+    def read_each(
+        self, keys: Sequence[StorageKey], values: Sequence[Buffers], is_good: Callable[[int], bool]
+    ) -> ReadResult:
+        """As `read`; what is found not to be good is damaged too."""
         result = ReadResult.nothing(len(keys))
         with self._gate:
             self._learn()
@@ -111,15 +121,22 @@ class FileBackend:
             for i, (key, buffers) in enumerate(zip(keys, values, strict=True)):
                 entry = entry_id(key)
                 try:
-                    good = self._read(entry, buffers, used)
+                    place = self._read(entry, buffers)
                 except OSError as error:
                     # It may be the disk or only this page: it is written again when it comes by.
                     self._trouble.read_failed(error)
                     self._suspects.add(entry)
                     result.failed[i] = True
                     continue
-                result.ok[i] = good is True
-                result.damaged[i] = good is False
+                if place is None:
+                    continue
+                result.ok[i] = place is not _DAMAGED and is_good(i)
+                result.damaged[i] = not result.ok[i]
+                if result.ok[i]:
+                    self._suspects.discard(entry)
+                    used.append((entry, place))
+                else:
+                    self._discard([entry])
             self._ledger.use(used)
         return result
 
@@ -129,12 +146,20 @@ class FileBackend:
         False while the store is paused after an error, for a value larger than the cap, and when only pages of its own
         chain, or of this batch, could make room for it.
         """
+        return self.write_each(keys, values, lambda index: None)
+
+    def write_each(
+        self, keys: Sequence[StorageKey], values: Sequence[Buffers], fill: Callable[[int], None]
+    ) -> BoolArray:
+        """As `write`, with values that are filled when their turn comes."""
         stored = np.zeros(len(keys), dtype=np.bool_)
         with self._gate:
             start = 0
             while start < len(keys) and not self._trouble.is_paused():
                 stop = _batch_end(values, start)
-                self._write_batch(keys[start:stop], values[start:stop], stored[start:stop])
+                self._write_batch(
+                    keys[start:stop], values[start:stop], stored[start:stop], partial(_shifted, fill, start)
+                )
                 start = stop
             if self._sync_s is not None and self._clock_s() - self._synced_s >= self._sync_s:
                 self._sync()
@@ -197,8 +222,8 @@ class FileBackend:
             return False
         return True
 
-    def _read(self, entry: EntryId, buffers: Buffers, used: list[tuple[EntryId, Place]]) -> bool | None:
-        """True: read, and noted in `used`; False: there was a value, and it is damaged; None: there is none."""
+    def _read(self, entry: EntryId, buffers: Buffers) -> Place | None:
+        """Where the value was read from; _DAMAGED if it has another length, None if there is none."""
         size_bytes = _size(buffers)
         for _ in range(_READ_TRIES):
             found = self._ledger.view.find(entry)
@@ -206,26 +231,21 @@ class FileBackend:
                 return None
             place, record = found
             if record.value_bytes != size_bytes:
-                self._discard([entry])
-                return False
+                return _DAMAGED
             file = self._ledger.file(place.slot_bytes)
             whole = file.read(place.slot, buffers)
-            if not file.is_still(place.slot, record):
-                # It was replaced or evicted meanwhile, or its record is damaged.
-                with suppress(OSError), self._ledger.turn():
-                    self._ledger.refresh(place)
-                continue
-            if not whole:
-                self._discard([entry])
-                return False
-            self._suspects.discard(entry)
-            used.append((entry, place))
-            return True
+            if file.is_still(place.slot, record):
+                return place if whole else _DAMAGED
+            # It was replaced or evicted meanwhile, or its record is damaged.
+            with suppress(OSError), self._ledger.turn():
+                self._ledger.refresh(place)
         return None
 
-    def _write_batch(self, keys: Sequence[StorageKey], values: Sequence[Buffers], stored: BoolArray) -> None:
+    def _write_batch(
+        self, keys: Sequence[StorageKey], values: Sequence[Buffers], stored: BoolArray, fill: Callable[[int], None]
+    ) -> None:
         places = self._reserve(keys, values)
-        done = self._write_values(places, values)
+        done = self._write_values(places, values, fill)
         if self._settle(keys, places, done):
             stored[:done] = [place is not None for place in places[:done]]
             if self._suspects:
@@ -249,11 +269,14 @@ class FileBackend:
             return []
         return places
 
-    def _write_values(self, places: Sequence[Place | None], values: Sequence[Buffers]) -> int:
+    def _write_values(
+        self, places: Sequence[Place | None], values: Sequence[Buffers], fill: Callable[[int], None]
+    ) -> int:
         """Returns how many it got through before an error, from the first on."""
         for i, place in enumerate(places):
             if place is None:
                 continue
+            fill(i)
             try:
                 self._ledger.file(place.slot_bytes).write(place.slot, values[i])
             except OSError as error:
@@ -309,6 +332,10 @@ class FileBackend:
             self._ledger.sync()
         except OSError as error:
             self._trouble.pause(error)
+
+
+def _shifted(call: Callable[[int], None], start: int, index: int) -> None:
+    call(start + index)
 
 
 def _size(value: Buffers) -> int:
