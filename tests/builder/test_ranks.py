@@ -125,7 +125,9 @@ def test_what_a_page_costs_is_counted_over_all_ranks():
     ]
     answers = start(2, lambda rank: models[rank], lambda rank: CONFIG.replace(eviction_policy="cost-aware"))
     for answer in answers:
-        assert [pool.slot_bytes for pool in answer.controller.state.tree.pools] == [35 * PAGE, 45 * PAGE]
+        state = answer.controller.state
+        assert [pool.slot_bytes for pool in state.tree.pools] == [35 * PAGE, 45 * PAGE]
+        assert state.size_bytes({"kv": 2, "more": 1}) == (2 * 35 + 45) * PAGE
     closed(answers)
 
 

@@ -93,11 +93,16 @@ class RankDriver(Driver):
             backend=self._store(),
             write_policy=dice.choice(["write_through", "write_back"]),
             window_ratio=dice.choice(WINDOW_RATIOS),
+            settings={
+                "eviction_policy": dice.choice(["lru", "slru", "s3-fifo", "cost-aware"]),
+                "prefetch_policy": dice.choice(["timeout", "best_effort", "wait_complete", "cost-aware"]),
+            },
             agree=agree,
             place=f"{place.shard} {place.stage}",
         )
         self.world.clock.now_s = 1000.0 * agree.rank
         self.cache = self.world.cache
+        self.cache.tell_compute_rate(dice.choice([0.1, 10.0, 1e6]))
 
     def _store(self):
         return FaultyBackend(self.shelf(self.attached), seeded_faults(self.luck.getrandbits(32), self.losses))

@@ -66,7 +66,9 @@ class CacheConfig(Group):
     """What a cache may use and how it behaves. Sizes are given as `2GiB`, `512MiB` or bytes, and held in bytes."""
 
     device_size: Size = Field(1 << 30, gt=0, description="Device memory (L1) for all pools together.")
-    host_size: Size = Field(2 << 30, gt=0, description="Host memory (L2) for all pools together.")
+    host_size: Size = Field(
+        2 << 30, gt=0, description="Host memory (L2) for all pools together, on all ranks of a machine."
+    )
     host_arena: Literal["plain", "huge", "shared"] = Field(
         "plain",
         description="Host memory from ordinary pages (plain), huge pages (huge), or shared with others (shared).",
