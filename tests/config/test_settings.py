@@ -13,6 +13,9 @@ cache.window_ratio          --window-ratio          HICACHE_WINDOW_RATIO
 cache.checkpoint_share      --checkpoint-share      HICACHE_CHECKPOINT_SHARE
 cache.storage_url           --storage-url           HICACHE_STORAGE_URL
 cache.storage_size          --storage-size          HICACHE_STORAGE_SIZE
+cache.storage_failures      --storage-failures      HICACHE_STORAGE_FAILURES
+cache.storage_slow_s        --storage-slow-s        HICACHE_STORAGE_SLOW_S
+cache.storage_pause_s       --storage-pause-s       HICACHE_STORAGE_PAUSE_S
 cache.write_policy          --write-policy          HICACHE_WRITE_POLICY
 cache.write_through_hits    --write-through-hits    HICACHE_WRITE_THROUGH_HITS
 cache.write_back_watermark  --write-back-watermark  HICACHE_WRITE_BACK_WATERMARK

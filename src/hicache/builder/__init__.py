@@ -1,6 +1,6 @@
 """What cannot be supported is refused by name at start."""
 
-from hicache.builder.build import build_kv_cache
+from hicache.builder.build import breaker_options, build_kv_cache
 from hicache.builder.describe import (
     ModelConfig,
     ModelDescription,
@@ -33,6 +33,7 @@ __all__ = [
     "PoolSizes",
     "SidecarMemory",
     "attention_pool",
+    "breaker_options",
     "build_kv_cache",
     "chunked_pool",
     "describe_model",

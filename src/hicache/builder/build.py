@@ -16,7 +16,7 @@ from hicache.device.array import ArrayDevicePool
 from hicache.errors import ConfigError, StorageError
 from hicache.memory import ArenaKind
 from hicache.pools import SlotAllocator
-from hicache.storage import PageStore, open_store
+from hicache.storage import BreakerOptions, PageStore, open_store
 from hicache.storage.codec import HEADER_BYTES
 from hicache.transfer import Executor, ThreadExecutor
 from hicache.tree import POLICIES, EvictionPolicy
@@ -166,12 +166,17 @@ def _shared_settings(
     }
 
 
+def breaker_options(config: CacheConfig) -> BreakerOptions:
+    """When a store is left alone, as the settings say."""
+    return BreakerOptions(config.storage_failures, config.storage_slow_s, config.storage_pause_s)
+
+
 def _open(config: CacheConfig) -> PageStore | str | None:
     """The store that is asked for, or why it can't be used."""
     if config.storage_url is None:
         return None
     try:
-        return PageStore(open_store(config.storage_url, cap=config.storage_size))
+        return PageStore(open_store(config.storage_url, cap=config.storage_size), breaker_options(config))
     except ConfigError as error:
         raise ConfigError(f"storage_url={redact(config.storage_url)}: {error}") from error
     except StorageError as error:

@@ -91,6 +91,9 @@ class CacheConfig(Group):
         None, repr=False, description="Where pages are stored (L3), such as file:./store. Not set: nothing is stored."
     )
     storage_size: Size | None = Field(None, gt=0, description="The most bytes the store may hold. Not set: no limit.")
+    storage_failures: int = Field(5, gt=0, description="Failed calls in a row after which a store is left alone.")
+    storage_slow_s: Seconds = Field(5.0, description="A call that takes longer, in seconds, has the same effect.")
+    storage_pause_s: Seconds = Field(10.0, description="For how long, in seconds; then one call tries it again.")
     write_policy: Literal["write_through", "write_through_selective", "write_back"] = Field(
         "write_through",
         description="When pages are copied to host memory: when computed (write_through), when used again"

@@ -21,6 +21,7 @@ from hicache.engine.speculation import Drafter, choose, no_tokens
 from hicache.engine.work import CoreOptions, CoreStats, Done, Work
 from hicache.errors import CapacityError, InvariantError
 from hicache.keys import Namespace
+from hicache.storage import BreakerOptions
 
 log = logging.getLogger("hicache")
 
@@ -51,6 +52,11 @@ class EngineCore:
         intake = Intake(cache, executor, options, self.lineup, self.preemption, drafter)
         chunk_tokens = options.chunk_tokens
         self.planner = Planner(self.lineup, intake, self.preemption, self._drafting, chunk_tokens, clock)
+
+    @property
+    def breaker(self) -> BreakerOptions:
+        """When a store that is attached from now on is left alone."""
+        return self._options.breaker
 
     @property
     def has_work(self) -> bool:

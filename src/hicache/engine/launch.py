@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from hicache.builder import ModelDescription, build_kv_cache, describe_sizes, split_sizes
+from hicache.builder import ModelDescription, breaker_options, build_kv_cache, describe_sizes, split_sizes
 from hicache.cache import UnifiedRadixCache
 from hicache.config import Settings, format_size
 from hicache.coverage import Full, Window
@@ -172,6 +172,7 @@ def _start(
         snapshot_interval=serve.snapshot_interval,
         retract=serve.preemption == "retract",
         priority_ageing_s=serve.priority_ageing_s,
+        breaker=breaker_options(config),
     )
     weights = Weights(plan, model, drafter, serve.dtype, partial(_candidate, plan))
     return Engine(EngineCore(cache, executor, options, drafter=drafter), tokenizer, info, serve.max_waiting, weights)

@@ -90,7 +90,8 @@ def audit(caller: Caller) -> Audit:
 
 
 def _use(caller: Caller, url: str, size: str | int | None, use: Callable[[UnifiedRadixCache, PageStore], None]) -> None:
-    store = PageStore(open_store(url, cap=size))
+    breaker = caller.call(lambda core: core.breaker)
+    store = PageStore(open_store(url, cap=size), breaker)
     try:
         caller.call(lambda core: use(core.cache, store))
     except BaseException:

@@ -6,6 +6,7 @@ from hicache.engine.compute import Output
 from hicache.engine.segment import TokenArray
 from hicache.engine.sequence import Sequence
 from hicache.engine.speculation import no_tokens
+from hicache.storage import BreakerOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +16,7 @@ class CoreOptions:
     `snapshot_interval`: prompt tokens between snapshots of recurrent state, beside those where reuse is likely.
     `retract`: a request that gives way is kept on the host or in storage, whole, and goes on from there; else what is
     no longer cached of it is computed again. `priority_ageing_s`: who has waited for so long goes before those that
-    come now with a priority one step higher.
+    come now with a priority one step higher. `breaker`: when a store that is attached later is left alone.
     """
 
     max_running: int = 16
@@ -24,6 +25,7 @@ class CoreOptions:
     retract: bool = True
     priority_ageing_s: float = 30.0
     stall_timeout_s: float = 60.0
+    breaker: BreakerOptions = field(default_factory=BreakerOptions)
 
 
 @dataclass(slots=True)

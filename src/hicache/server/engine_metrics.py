@@ -8,7 +8,7 @@ from prometheus_client.registry import Collector
 from hicache.cache import CacheStats, PoolStats
 from hicache.pools import GroupCounts
 from hicache.server.engine_like import CoreCounts, StatsLike
-from hicache.storage import PageStoreStats
+from hicache.storage import BreakerState, PageStoreStats
 from hicache.units import Tier
 
 FAILURES = frozenset(
@@ -153,6 +153,17 @@ def _counted(stats: CacheStats, core: CoreCounts) -> Iterator[Metric]:
     yield work
 
 
+def _breakers(storage: PageStoreStats) -> Iterator[Metric]:
+    paused = GaugeMetricFamily("hicache_storage_paused", "1 while the store is left alone, by side", labels=("side",))
+    opened = CounterMetricFamily("hicache_storage_pauses", "Times that it was begun to be", labels=("side",))
+    refused = CounterMetricFamily("hicache_storage_refused_calls", "Calls answered without the store", labels=("side",))
+    for side, breaker in (("read", storage.reading), ("write", storage.writing)):
+        paused.add_metric((side,), int(breaker.state is not BreakerState.CLOSED))
+        opened.add_metric((side,), breaker.opened)
+        refused.add_metric((side,), breaker.refused_calls)
+    yield from (paused, opened, refused)
+
+
 def _storage(storage: PageStoreStats) -> Iterator[Metric]:
     pages = CounterMetricFamily("hicache_storage_pages", "Pages asked of the store, by outcome", labels=("outcome",))
     for outcome, count in (
@@ -166,6 +177,7 @@ def _storage(storage: PageStoreStats) -> Iterator[Metric]:
     ):
         pages.add_metric((outcome,), count)
     yield pages
+    yield from _breakers(storage)
     moved = CounterMetricFamily("hicache_storage_bytes", "Payload bytes of whole pages", labels=("direction",))
     moved.add_metric(("read",), storage.read_bytes)
     moved.add_metric(("written",), storage.written_bytes)

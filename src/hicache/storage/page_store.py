@@ -2,12 +2,14 @@
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from hicache.storage.breaker import Breaker, BreakerOptions, BreakerStats
 from hicache.storage.codec import HEADER_BYTES, Verdict, check, encode_header
 from hicache.storage.gate import Gate
+from hicache.storage.guarded import guarded
 from hicache.storage.protocol import Cleared, EachPageBackend, ReadResult, RegistersMemory, StorageBackend, StorageKey
 from hicache.units import BoolArray
 
@@ -32,17 +34,22 @@ class PageStoreStats:
     """Not written because a good page was there."""
     write_failed_pages: int = 0
     """Refused, or the backend failed."""
+    reading: BreakerStats = field(default_factory=BreakerStats)
+    writing: BreakerStats = field(default_factory=BreakerStats)
+    """Whether a store that keeps failing is left alone for a while."""
 
 
 class PageStore:
     """Stores and fetches whole pages on any backend. Blocking and thread-safe; for workers.
 
     Pages are given as memoryviews of host memory (any item format, contiguous): bytes go between them and the backend
-    without a copy. They must not change during the call.
+    without a copy. They must not change during the call. With `breaker`, a backend that keeps failing or does not come
+    back is left alone for a while: calls are then answered at once.
     """
 
-    def __init__(self, backend: StorageBackend) -> None:
-        self._backend = backend
+    def __init__(self, backend: StorageBackend, breaker: BreakerOptions | None = None) -> None:
+        self._guard = None if breaker is None else guarded(backend, Breaker(breaker), Breaker(breaker))
+        self._backend = backend if self._guard is None else self._guard
         self._stats = PageStoreStats()
         self._lock = threading.Lock()
         self._gate = Gate("page store")
@@ -50,7 +57,17 @@ class PageStore:
     @property
     def backend(self) -> StorageBackend:
         """What lies below."""
-        return self._backend
+        return self._backend if self._guard is None else self._guard.inner
+
+    @property
+    def refuses_reads(self) -> bool:
+        """Whether reading is paused: nothing is found, and nothing arrives. Never blocks."""
+        return self._guard is not None and self._guard.reading.refuses
+
+    @property
+    def refuses_writes(self) -> bool:
+        """Whether writing is paused. Never blocks."""
+        return self._guard is not None and self._guard.writing.refuses
 
     def register(self, arenas: Sequence[memoryview]) -> None:
         """Tells a backend that wants to know it in which host memory pages will lie, until the store is closed."""
@@ -113,7 +130,10 @@ class PageStore:
     def stats(self) -> PageStoreStats:
         """A snapshot of the counters."""
         with self._lock:
-            return self._stats
+            stats = self._stats
+        if self._guard is None:
+            return stats
+        return replace(stats, reading=self._guard.reading.stats(), writing=self._guard.writing.stats())
 
     def health(self) -> tuple[str, ...]:
         """One sentence for each thing that is wrong with the backend now; empty when all is well."""

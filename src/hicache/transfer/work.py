@@ -27,6 +27,22 @@ def failed(message: Message, error: Exception) -> Completion:
     return Completion(message.id, error=reason)
 
 
+def is_refused(message: Message) -> bool:
+    """Whether its store would answer without doing anything now."""
+    match message:
+        case Fetch() | Query():
+            return message.store.refuses_reads
+        case Store():
+            return message.store.refuses_writes
+        case _:
+            return False
+
+
+def refused(message: Message) -> Completion:
+    """The completion of a transfer that was not begun, since its store is left alone for a while."""
+    return Completion(message.id, error="the store is paused")
+
+
 def _run(message: Backup | Load | Store | Fetch | Query | Delete) -> dict[PoolName, BoolArray]:
     match message:
         case Backup():
