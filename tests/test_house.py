@@ -20,6 +20,7 @@ DOCUMENTS = [
     "docs/prefetch.md",
     "docs/ranks.md",
     "docs/storage-backends.md",
+    "docs/storage.md",
     "docs/simulate.md",
     "docs/operations.md",
     "docs/tenants.md",
