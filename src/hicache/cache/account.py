@@ -20,13 +20,18 @@ from hicache.units import HOLE, DeviceSlots, Int32Array, PoolName, Tier
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """A prompt (little-endian uint32), what the tree had of it, its ticket if storage was asked, and what it wishes."""
+    """A prompt (little-endian uint32), what the tree had of it, its ticket if storage was asked, and what it wishes.
+
+    Without `read` nothing is to be used, without `write` nothing is to be shared.
+    """
 
     namespace: Namespace
     tokens: bytes
     found: TreeMatch
     prefetch: Prefetch | None
     wish: Wish
+    read: bool = True
+    write: bool = True
 
 
 class Account:
@@ -53,6 +58,8 @@ class Account:
         self.namespace = lookup.namespace
         self.root = lookup.namespace.fingerprint
         self.wish = lookup.wish
+        self.reads = lookup.read
+        self.writes = lookup.write
         self.tokens = lookup.tokens
         self.length_tokens = 0
         self._span = state.tree.span(lookup.found, 0, 0)

@@ -138,8 +138,13 @@ class UnifiedRadixCache:
         *,
         priority: int = 0,
         ttl_s: float | None = None,
+        read: bool = True,
+        write: bool = True,
     ) -> Match:
         """What of a prompt is usable, by tier, pinned. At least its last token is left to compute.
+
+        Without `read` nothing is. Without `write`, `insert` shares nothing: all that it computes is its own until
+        `release`, also pages that no window sees any more (`require_fit` without a chunk tells what that takes).
 
         `prefetch` is the prompt's ticket: it tells what came from storage. `priority` and `ttl_s` (seconds, above 0)
         are for all pages that the request uses or inserts; they say how long these stay under the eviction policy
@@ -153,8 +158,9 @@ class UnifiedRadixCache:
         self._controller.note_request(namespace, raw)
         state = self._controller.state
         self._controller.flushes.use(namespace.fingerprint)
-        found = state.tree.match(namespace.fingerprint, raw, self._reusable_pages(raw))
-        match = Match(state, self._page_size, Lookup(namespace, raw, found, prefetch, Wish(priority, ttl_s)))
+        found = state.tree.match(namespace.fingerprint, raw, self._reusable_pages(raw) if read else 0)
+        lookup = Lookup(namespace, raw, found, prefetch, Wish(priority, ttl_s), read, write)
+        match = Match(state, self._page_size, lookup)
         self._matches[id(match)] = match
         return match
 
@@ -166,7 +172,8 @@ class UnifiedRadixCache:
         """
         self._require_open()
         match.require_settled()
-        span = match.span if match.loads_begun >= LOAD_ATTEMPTS else match.resume(self._reusable_pages(match.tokens))
+        again = match.reads and match.loads_begun < LOAD_ATTEMPTS
+        span = match.resume(self._reusable_pages(match.tokens)) if again else match.span
         self._use(match, span)
         back = self._controller.load(span, match)
         if back is None and self._controller.writing_back:
@@ -224,7 +231,7 @@ class UnifiedRadixCache:
         raw = token_bytes(tokens)
         pages = max(0, len(raw) // TOKEN_BYTES - self._lookahead) // self._page_size
         match.require_slots(pages)
-        if match.can_offer(pages, checkpoints):
+        if match.writes and match.can_offer(pages, checkpoints):
             self._hand_over(match, raw, pages, after, checkpoints)
         match.computed(len(raw) // TOKEN_BYTES, after)
         return match

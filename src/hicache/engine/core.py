@@ -18,6 +18,7 @@ from hicache.engine.preemption import Preemption
 from hicache.engine.request import Request
 from hicache.engine.sequence import Sequence
 from hicache.engine.speculation import Drafter, choose, no_tokens
+from hicache.engine.types import CACHED, CacheUse
 from hicache.engine.work import CoreOptions, CoreStats, Done, Work
 from hicache.errors import CapacityError, InvariantError
 from hicache.keys import Namespace
@@ -74,20 +75,24 @@ class EngineCore:
         running, waiting, away = len(lineup.running), len(lineup.waiting), len(lineup.away)
         return replace(self._counts, running=running, waiting=waiting, retracted=away)
 
-    def require_fit(self, tokens: int) -> None:
+    def require_fit(self, tokens: int, use: CacheUse = CACHED) -> None:
         """Raises CapacityError when prompt and answer of `tokens` tokens can never fit. Any thread may ask."""
+        # Pages that are not shared go with their request, and none before, also those that no window sees any more.
+        chunk_tokens = self._options.chunk_tokens if use.write else None
         # The last token of an answer is never run through the model.
-        self.cache.require_fit(max(1, tokens - 1), self._options.chunk_tokens)
+        self.cache.require_fit(max(1, tokens - 1), chunk_tokens)
 
     def add(self, request: Request) -> None:
         """Queue a request; what storage has of its prompt is fetched meanwhile. One that can never fit fails here."""
         try:
-            self.require_fit(request.prompt_tokens + request.params.max_tokens)
+            self.require_fit(request.prompt_tokens + request.params.max_tokens, request.cache)
         except CapacityError as error:
             request.fail(str(error))
             self._counts.failed_requests += 1
             return
-        ticket = self.cache.prefetch(request.tokens(0, request.length), request.namespace)
+        ticket = None
+        if request.cache.read:
+            ticket = self.cache.prefetch(request.tokens(0, request.length), request.namespace)
         self.lineup.come(request, self._clock())
         self.lineup.wait(Waiting(request, ticket))
         self._progress_s = self._clock()

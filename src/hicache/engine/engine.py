@@ -152,6 +152,7 @@ class Engine:
             submitted_s,
             partial(self._places.leave, request_id),
             ask.priority,
+            ask.cache,
         )
         return request, stream
 
@@ -279,7 +280,7 @@ class Engine:
                 f"{len(prompt_ids)} prompt tokens and max_tokens={params.max_tokens} need {need} tokens, but prompt and"
                 f" answer together can have {self.info.max_model_len}; shorten the prompt or ask for fewer tokens"
             )
-        self._core.require_fit(need)
+        self._core.require_fit(need, ask.cache)
 
     def _emitter(self, request_id: int, stream: Stream) -> Callable[[Chunk], None]:
         def emit(chunk: Chunk) -> None:

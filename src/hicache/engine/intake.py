@@ -9,7 +9,7 @@ from hicache.engine.compute import StepExecutor
 from hicache.engine.lineup import Lineup, Waiting
 from hicache.engine.preemption import Preemption
 from hicache.engine.request import Request
-from hicache.engine.sequence import Sequence
+from hicache.engine.sequence import Sequence, match_for
 from hicache.engine.speculation import Drafter
 from hicache.engine.work import CoreOptions
 
@@ -124,9 +124,7 @@ class Intake:
         return False
 
     def _match(self, waiting: Waiting) -> Match:
-        request = waiting.request
-        tokens = request.tokens(0, request.length)
-        return self._cache.match_prefix(tokens, request.namespace, waiting.ticket, priority=request.priority)
+        return match_for(self._cache, waiting.request, waiting.ticket)
 
     def _new_sequence(self, waiting: Waiting, match: Match) -> Sequence:
         shared = [_common(waiting.request, one.request) for one in self._lineup.waiting if one is not waiting]
@@ -141,9 +139,11 @@ class Intake:
 
     def _will_be_shared(self, request: Request, match: Match) -> bool:
         """Whether a prompt that runs adds pages to the tree which `request` has in common: it waits for these."""
+        if not request.cache.read:
+            return False
         known = match.device_tokens + match.host_tokens
         for one in self._lineup.running:
-            if one.missing > 1 or one.loading:
+            if one.request.cache.write and (one.missing > 1 or one.loading):
                 length = min(request.length - 1, _common(request, one.request))
                 if length - length % self._cache.page_size > known:
                     return True

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from hicache.engine.sampling import Sampler
 from hicache.engine.segment import TokenArray
 from hicache.engine.text import Decoder, Detokenizer, StopStrings
-from hicache.engine.types import Chunk, FinishReason, SamplingParams, Usage
+from hicache.engine.types import CACHED, CacheUse, Chunk, FinishReason, SamplingParams, Usage
 from hicache.keys import Namespace
 
 
@@ -31,7 +31,8 @@ def _nothing() -> None:
 class Request:
     """One request. `emit` gets every chunk, the one with a finish reason last and only once.
 
-    `on_admitted` is called whenever the scheduler takes it out of its queue. A higher `priority` goes first; `turn` is
+    `on_admitted` is called whenever the scheduler takes it out of its queue. `cache` says what it does with cached
+    pages. A higher `priority` goes first; `turn` is
     the scheduler's, earlier ones go first.
     """
 
@@ -47,6 +48,7 @@ class Request:
         submitted_s: float,
         on_admitted: Callable[[], None] = _nothing,
         priority: int = 0,
+        cache: CacheUse = CACHED,
     ) -> None:
         self.id = request_id
         self.params = params
@@ -54,6 +56,7 @@ class Request:
         self.prompt_tokens = len(prompt)
         self.submitted_s = submitted_s
         self.priority = priority
+        self.cache = cache
         self.turn: tuple[float, int] = (submitted_s, request_id)
         self.cached_tokens: Mapping[str, int] | None = None
         self.finished = False

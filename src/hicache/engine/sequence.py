@@ -5,6 +5,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from hicache.cache import Load, Match, Retracted, UnifiedRadixCache
+from hicache.controller import Prefetch
 from hicache.engine.admission import Claim
 from hicache.engine.compute import Output, StepExecutor
 from hicache.engine.request import Request
@@ -12,6 +13,20 @@ from hicache.engine.segment import Segment, StateSlots, TokenArray
 from hicache.engine.snapshots import boundaries, next_stop
 from hicache.engine.speculation import Drafter, Lead, Trail
 from hicache.errors import InvariantError
+
+
+def match_for(cache: UnifiedRadixCache, request: Request, ticket: Prefetch | None = None) -> Match:
+    """What is cached of a request's tokens, as far as it wants that, with what it asks for its pages."""
+    use = request.cache
+    return cache.match_prefix(
+        request.tokens(0, request.length),
+        request.namespace,
+        ticket,
+        priority=request.priority if use.priority is None else use.priority,
+        ttl_s=use.ttl_s,
+        read=use.read,
+        write=use.write,
+    )
 
 
 class Sequence:
@@ -299,15 +314,14 @@ class Sequence:
         self.trail = Trail(tokens)
         if tokens:
             self._state = self._snapshot_at(tokens)
-        if self._recurrent:
+        if self._recurrent and self.request.cache.write:
             self._stops = boundaries(page, tokens, self.request.length, self._interval, self._shared)
 
     def _begin_again(self) -> None:
         """What was kept of it is lost: match what is still cached, as any other request would."""
         self._retracted = None
         self._cache.release(self._match)
-        tokens = self.request.tokens(0, self.request.length)
-        self._match = self._cache.match_prefix(tokens, self.request.namespace)
+        self._match = match_for(self._cache, self.request)
 
     def _snapshot_at(self, tokens: int) -> StateSlots | None:
         """Where the recurrent state after `tokens` tokens was kept; None for a model without."""
@@ -315,6 +329,8 @@ class Sequence:
         return {pool: int(self._match.slots(pool)[page]) for pool in self._executor.routes.state_pools} or None
 
     def _wants_snapshot(self, stop: int) -> bool:
+        if not self.request.cache.write:
+            return False
         if stop >= self.request.length and self.request.answer_tokens:
             return stop % self._cache.page_size == 0
         return stop in self._stops

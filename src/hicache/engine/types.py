@@ -12,6 +12,11 @@ MOST_PRIORITY = 100
 FinishReason: TypeAlias = Literal["stop", "length", "abort", "error"]
 
 
+def _require(holds: bool, name: str, value: object, right: str) -> None:
+    if not holds:
+        raise ConfigError(f"{name}={value}: it must be {right}")
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How tokens are chosen and when to stop. Temperature 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 are off.
@@ -40,10 +45,34 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, slots=True)
+class CacheUse:
+    """What a request does with cached pages. Without `read` it computes all; without `write` it leaves nothing behind.
+
+    `priority` and `ttl_s` (seconds) say how long its pages stay under the eviction policy `priority`; None: as long as
+    its turn in the queue says, and without end. Raises ConfigError for a value that is out of bounds.
+    """
+
+    read: bool = True
+    write: bool = True
+    priority: int | None = None
+    ttl_s: float | None = None
+
+    def __post_init__(self) -> None:
+        right = f"from {-MOST_PRIORITY} to {MOST_PRIORITY}"
+        _require(-MOST_PRIORITY <= (self.priority or 0) <= MOST_PRIORITY, "cache.priority", self.priority, right)
+        _require(self.ttl_s is None or 0 < self.ttl_s < float("inf"), "cache.ttl", self.ttl_s, "seconds, above 0")
+
+
+CACHED = CacheUse()
+"""What requests do that say nothing."""
+
+
+@dataclass(frozen=True, slots=True)
 class Ask:
     """One prompt and how it is to be answered. `tenant` and `salt` keep its pages apart from those of others.
 
-    A higher `priority` goes first. Raises ConfigError for one beyond MOST_PRIORITY, above or below 0.
+    A higher `priority` goes first; `cache` says what it does with cached pages. Raises ConfigError for a priority
+    beyond MOST_PRIORITY, above or below 0.
     """
 
     prompt_ids: Sequence[int]
@@ -51,6 +80,7 @@ class Ask:
     salt: str = ""
     priority: int = 0
     tenant: str = ""
+    cache: CacheUse = CACHED
 
     def __post_init__(self) -> None:
         right = f"from {-MOST_PRIORITY} to {MOST_PRIORITY}"
@@ -80,8 +110,3 @@ class Chunk:
     usage: Usage | None = None
     error: str | None = None
     ttft_s: float | None = None
-
-
-def _require(holds: bool, name: str, value: object, right: str) -> None:
-    if not holds:
-        raise ConfigError(f"{name}={value}: it must be {right}")

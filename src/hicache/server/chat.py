@@ -24,7 +24,7 @@ async def create_chat_completion(context: ServerContext, request: Request, body:
     prompt = await run_in_threadpool(context.prompts.chat, body.messages, body.answer_tokens)
     params = sampling_params(body, prompt.max_tokens)
     ask = ask_of(body, prompt.token_ids, params, tenant)
-    job = Job(context.engine, context.metrics, [Submission(ask, "messages")])
+    job = Job(context.engine, context.metrics, [Submission(ask, "messages")], tenant)
     envelope = Envelope.new("chatcmpl", context.engine.model_name, context.fingerprint)
     if body.stream:
         return EventStream(_chunks(job, envelope, body.wants_usage), job)

@@ -25,7 +25,7 @@ async def create_completion(context: ServerContext, request: Request, body: Comp
     context.check_model(body.model)
     tenant = context.keyring.tenant(request.scope)
     submissions = await run_in_threadpool(_submissions, context, tenant, body)
-    job = Job(context.engine, context.metrics, submissions)
+    job = Job(context.engine, context.metrics, submissions, tenant)
     envelope = Envelope.new("cmpl", context.engine.model_name, context.fingerprint)
     if body.stream:
         return EventStream(_chunks(job, envelope, body.wants_usage), job)

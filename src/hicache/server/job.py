@@ -13,6 +13,7 @@ from hicache.errors import CapacityError, ClosedError, ConfigError, QueueFullErr
 from hicache.server.engine_like import EngineLike, StreamLike
 from hicache.server.errors import engine_failed, from_cache_error, stopping
 from hicache.server.metrics import ServerMetrics
+from hicache.server.tenants import ANYONE, Tenant
 
 T = TypeVar("T")
 
@@ -37,8 +38,11 @@ class Answer:
 class Job:
     """Runs `submissions` at once, all or none. Every chunk goes through `events`, which counts what it sees."""
 
-    def __init__(self, engine: EngineLike, metrics: ServerMetrics, submissions: Sequence[Submission]) -> None:
+    def __init__(
+        self, engine: EngineLike, metrics: ServerMetrics, submissions: Sequence[Submission], tenant: Tenant = ANYONE
+    ) -> None:
         self._metrics = metrics
+        self._tenant = tenant
         self._streams = _submit(engine, submissions)
 
     def abort(self) -> None:
@@ -87,7 +91,7 @@ class Job:
         if chunk.finish_reason == "abort":
             raise stopping()
         if chunk.usage is not None:
-            self._metrics.finished(chunk.usage)
+            self._metrics.finished(chunk.usage, self._tenant.label)
 
 
 def _submit(engine: EngineLike, submissions: Sequence[Submission]) -> Sequence[StreamLike]:

@@ -28,6 +28,15 @@ class ServerMetrics:
             ("tier",),
             registry=self.registry,
         )
+        self._tenant_prompt = Counter(
+            "hicache_tenant_prompt_tokens", "Prompt tokens of finished answers", ("tenant",), registry=self.registry
+        )
+        self._tenant_cached = Counter(
+            "hicache_tenant_cached_prompt_tokens",
+            "Prompt tokens that were not computed again, out of hicache_tenant_prompt_tokens",
+            ("tenant", "tier"),
+            registry=self.registry,
+        )
         self._completion = Counter(
             "hicache_completion_tokens", "Tokens made for finished answers", registry=self.registry
         )
@@ -52,11 +61,14 @@ class ServerMetrics:
     def first_token(self, ttft_s: float) -> None:
         self._ttft.observe(ttft_s)
 
-    def finished(self, usage: Usage) -> None:
+    def finished(self, usage: Usage, tenant: str) -> None:
+        """`tenant` is a label of the server's keys: there are as many as its settings name."""
         self._prompt.inc(usage.prompt_tokens)
         self._completion.inc(usage.completion_tokens)
         for tier in TIERS:
             self._cached.labels(tier).inc(usage.cached_tokens.get(tier, 0))
+            self._tenant_cached.labels(tenant, tier).inc(usage.cached_tokens.get(tier, 0))
+        self._tenant_prompt.labels(tenant).inc(usage.prompt_tokens)
 
     def render(self) -> bytes:
         """The text form that Prometheus scrapes."""

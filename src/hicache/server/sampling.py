@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from hicache.engine.types import Ask, SamplingParams
+from hicache.engine.types import CACHED, Ask, SamplingParams
 from hicache.server.schema import ChatRequest, CompletionRequest
 from hicache.server.tenants import Tenant
 
@@ -25,4 +25,11 @@ def ask_of(
     body: ChatRequest | CompletionRequest, prompt_ids: Sequence[int], params: SamplingParams, tenant: Tenant
 ) -> Ask:
     """One prompt of `body` as the engine takes it: the pages are the tenant's, whatever salt the body has."""
-    return Ask(prompt_ids, params, salt=body.cache_salt or "", priority=body.priority or 0, tenant=tenant.identity)
+    return Ask(
+        prompt_ids,
+        params,
+        salt=body.cache_salt or "",
+        priority=body.priority or 0,
+        tenant=tenant.identity,
+        cache=CACHED if body.cache is None else body.cache.use(),
+    )

@@ -6,13 +6,14 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from hicache.engine.types import MOST_PRIORITY
+from hicache.engine.types import MOST_PRIORITY, CacheUse
 from hicache.server.errors import unsupported
 from hicache.server.refusals import CHAT, COMPLETION, HARMLESS, MESSAGE, JsonObject, Refusal, refuse, without
 
 MAX_STOPS = 16
 MAX_PROMPTS = 128
 MOST_SALT = 4096
+MOST_TTL_S = 366 * 24 * 3600
 
 Prompt: TypeAlias = str | tuple[int, ...]
 """A prompt as the client gave it: text, or token ids."""
@@ -57,6 +58,24 @@ class StreamOptions(_Strict):
     include_obfuscation: bool | None = None
 
 
+class CacheOptions(_Strict):
+    """What a request does with cached pages. None stands for the default."""
+
+    read: bool | None = Field(default=None, description="false: compute all; true by default")
+    write: bool | None = Field(default=None, description="false: leave nothing behind; true by default")
+    priority: int | None = Field(
+        default=None,
+        ge=-MOST_PRIORITY,
+        le=MOST_PRIORITY,
+        description="pages of higher ones stay longer, under the eviction policy priority; the request's by default",
+    )
+    ttl: float | None = Field(default=None, gt=0, le=MOST_TTL_S, description="how long they do, in seconds")
+
+    def use(self) -> CacheUse:
+        """The same as the engine takes it."""
+        return CacheUse(self.read is not False, self.write is not False, self.priority, self.ttl)
+
+
 class _Request(_Strict):
     """What both endpoints share. None stands for the default."""
 
@@ -73,6 +92,7 @@ class _Request(_Strict):
     priority: int | None = Field(
         default=None, ge=-MOST_PRIORITY, le=MOST_PRIORITY, description="higher goes first; 0 by default"
     )
+    cache: CacheOptions | None = None
     cache_salt: Text | None = Field(
         default=None, max_length=MOST_SALT, description="keeps cached pages apart; empty: none"
     )

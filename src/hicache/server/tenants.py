@@ -3,8 +3,8 @@
 import hashlib
 import hmac
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 from starlette.types import Scope
@@ -32,6 +32,11 @@ UNNAMED: Final = "unnamed"
 """The label of keys without a name; each is a tenant of its own all the same."""
 
 
+MOST_LABELS: Final = 100
+OTHERS: Final = "others"
+"""The label of the tenants beyond the first MOST_LABELS."""
+
+
 @dataclass(frozen=True, slots=True)
 class Grant:
     """A key, as its hash (SHA-256, 32 bytes), and whose it is."""
@@ -41,10 +46,13 @@ class Grant:
 
 
 class Keyring:
-    """All keys of a server; without any, requests belong to anyone. Raises ConfigError for one key of two tenants."""
+    """All keys of a server; without any, requests belong to anyone. Raises ConfigError for one key of two tenants.
+
+    The first MOST_LABELS tenants have labels of their own, the rest share one.
+    """
 
     def __init__(self, grants: Iterable[Grant] = ()) -> None:
-        self._grants = tuple(grants)
+        self._grants = tuple(_with_few_labels(tuple(grants)))
         owners: dict[bytes, Tenant] = {}
         for grant in self._grants:
             if owners.setdefault(grant.digest, grant.tenant) != grant.tenant:
@@ -84,6 +92,13 @@ class Keyring:
             if hmac.compare_digest(given, grant.digest):
                 owner = grant.tenant
         return owner
+
+
+def _with_few_labels(grants: Sequence[Grant]) -> Iterator[Grant]:
+    own = list(dict.fromkeys(one.tenant.label for one in grants))[:MOST_LABELS]
+    for one in grants:
+        label = one.tenant.label if one.tenant.label in own else OTHERS
+        yield replace(one, tenant=replace(one.tenant, label=label))
 
 
 def grant(text: str, where: str) -> Grant:
