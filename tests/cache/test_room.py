@@ -39,16 +39,36 @@ def test_the_longest_request_that_is_said_to_fit_fits(model, chunk):
             longest = total
         except CapacityError:
             break
-    text = tokens(*range(longest))
+    assert grown(world, longest, chunk) == longest
+
+
+@pytest.mark.parametrize("model", ["window", "window and state", "state and window"])
+@pytest.mark.parametrize("chunk", [2 * PAGE - 1, 3 * PAGE - 1])
+def test_windows_need_as_many_slots_as_is_said_and_no_fewer(model, chunk):
+    total = 40 * PAGE
+    need = max(most_slots(pool.coverage, total, chunk, PAGE) for pool in KINDS[model].pools)
+    assert grown(World(KINDS[model], device_pages=need), total, chunk) == total
+    small = World(KINDS[model], device_pages=need - 1)
+    with pytest.raises(CapacityError, match=f"need {need} slots of pool 'swa', which has {need - 1}"):
+        small.cache.require_fit(total, chunk)
+    assert grown(small, total, chunk) < total
+
+
+def grown(world: World, total: int, chunk: int) -> int:
+    """How many tokens of a request get slots, `chunk` at a time, each inserted before the next."""
+    text = tokens(*range(total))
     match = world.cache.match_prefix(tokens(9000), world.namespace)
-    for done in range(0, longest, chunk):
+    for done in range(0, total, chunk):
         world.texts.pop(match, None)
-        stop = min(longest, done + chunk)
-        assert world.cache.allocate(match, stop - match.length_tokens) is not None, (done, longest)
+        stop = min(total, done + chunk)
+        if world.cache.allocate(match, stop - match.length_tokens) is None:
+            break
         world.cache.insert(match, text[: 4 * stop])
         world.settle()
+    reached = match.length_tokens
     world.cache.release(match)
     world.idle()
+    return reached
 
 
 def test_what_can_never_fit_is_named_pool_by_pool():
