@@ -157,6 +157,8 @@ def test_two_private_objects_have_no_key_in_common():
         match = running(world)
         spilled(world, match)
         keys.append({(key.namespace, key.page) for key in store.private(world)})
+        assert all(key.private for key in store.private(world)), "a store may drop them with this process"
+        assert all(key.private == (key in store.private(world)) for key in store.written)
         world.cache.release(match)
         world.settle()
     assert keys[0]
