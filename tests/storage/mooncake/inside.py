@@ -58,7 +58,7 @@ class TestMooncakeTrouble(EngineTrouble):
 
 
 def test_pages_move_straight_between_registered_memory_and_another_process(servers: MooncakeServers):
-    keys = sample_chain(8)
+    keys = sample_chain(8, chain="straight")
     host = np.random.default_rng(0).integers(0, 256, (8, 100_000), dtype=np.uint8)
     back = np.zeros_like(host)
     store = PageStore(open_store(f"mooncake://127.0.0.1:{servers.port}", timeout=30))
@@ -78,14 +78,15 @@ def test_a_full_store_drops_what_was_not_used_for_long_or_refuses(servers: Moonc
     store.close()
 
 
-def test_a_holder_that_dies_takes_its_pages_along(servers: MooncakeServers):
+def test_a_holder_that_dies_takes_its_pages_along(tmp_path: Path):
+    servers = MooncakeServers(tmp_path)
     keys = sample_chain(3, chain="lost")
     store = PageStore(open_store(f"mooncake://127.0.0.1:{servers.port}", timeout=30))
     assert all(store_pages(store, keys))
     servers.kill_owner()
     assert not any(load_pages(store, keys))
-    servers.start_owner()
     store.close()
+    servers.kill()
 
 
 @pytest.mark.parametrize("url", ["mooncake:", "mooncake://h/x", "mooncake://h?segment=x", "mooncake://h?cap=1GiB"])
