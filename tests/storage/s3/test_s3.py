@@ -84,6 +84,22 @@ def test_what_others_put_there_is_left_alone_and_is_a_miss(server: SeaweedServer
     store.close()
 
 
+def test_only_as_many_bytes_as_a_page_has_are_asked_for(server: SeaweedServer, monkeypatch):
+    [key] = sample_chain(1)
+    backend = open_store(server.url("ranged"), timeout=60)
+    assert put(backend, key, b"x" * 100)
+    asked, get = [], obstore.get
+
+    def note(store, name, options):
+        asked.append(options)
+        return get(store, name, options=options)
+
+    monkeypatch.setattr(obstore, "get", note)
+    assert backend.read([key], [[memoryview(bytearray(10)), memoryview(bytearray(20))]]).damaged.all()
+    assert asked == [{"range": (0, 30)}]
+    backend.close()
+
+
 def test_what_is_wrong_for_good_is_said_at_the_start(server: SeaweedServer):
     with pytest.raises(StorageError, match="there is no such bucket"):
         open_store(server.url("").replace("s3://pages", "s3://no-such-bucket"))
