@@ -1,5 +1,6 @@
 """Storage engines that tests start on 127.0.0.1 and stop again, each found or the test skipped with what is missing."""
 
+import atexit
 import shutil
 import signal
 import socket
@@ -42,6 +43,8 @@ class Engine:
         self.command = command
         self.ports = ports
         self.log = log
+        # A test that fails may not come to its end: the server does, with the tests.
+        atexit.register(self.kill)
         self.start()
 
     def start(self) -> None:
