@@ -2,7 +2,7 @@
 
 import pytest
 
-from hicache.cache.room import most_slots
+from hicache.cache.room import most_chunk, most_slots
 from hicache.coverage import Checkpoint, Full, Window
 from hicache.errors import CapacityError
 from hicache.units import Tier
@@ -137,3 +137,19 @@ def test_a_return_for_which_there_is_no_room_says_how_much_lacks():
     world.cache.retraction_discard(retracted)
     world.settle()
     assert world.cache.room() == dict.fromkeys(pools(world), 8)
+
+
+@pytest.mark.parametrize("spare", [2, 3, 7])
+@pytest.mark.parametrize("lookahead", [0, 1, 2, 3])
+@pytest.mark.parametrize("window", [1, 2, 9, 40])
+@pytest.mark.parametrize("page", [3, 8])
+def test_the_largest_chunk_fits_and_one_token_more_does_not(page, window, lookahead, spare):
+    coverage = Window(window)
+    slots = coverage.pages(page) + spare
+    most = most_chunk({"kv": Full(), "swa": coverage}, {"kv": 1000, "swa": slots}, page, lookahead)
+    assert most_slots(coverage, 10_000, most, page, lookahead) == slots
+    assert most_slots(coverage, 10_000, most + 1, page, lookahead) == slots + 1
+
+
+def test_without_windows_any_chunk_fits():
+    assert most_chunk({"kv": Full(), "state": Checkpoint()}, {"kv": 9, "state": 2}, PAGE, 0) is None

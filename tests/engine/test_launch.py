@@ -2,6 +2,8 @@
 
 import pytest
 
+from hicache.cache.room import most_chunk, most_slots
+from hicache.coverage import Window
 from hicache.engine import launch
 from hicache.errors import ClosedError, ConfigError
 from tests.engine.tiny import settings
@@ -32,3 +34,20 @@ def test_weights_that_cannot_be_read_leave_no_memory_taken(checkpoint, cache_fol
         launch.create_engine(settings(checkpoint, cache_folder))
     with pytest.raises(ClosedError):
         caches[0].poll()
+
+
+@pytest.mark.parametrize("lookahead", range(5))
+@pytest.mark.parametrize(("page", "window", "spare"), [(16, 40, 2), (16, 1, 2), (4, 9, 2), (4, 9, 5)])
+@pytest.mark.parametrize("asked", [1, 16, 512])
+def test_a_step_is_no_larger_than_the_windows_pool_lets_every_request_compute(lookahead, page, window, spare, asked):
+    coverage = Window(window)
+    slots = coverage.pages(page) + spare
+    most = most_chunk({"swa": coverage}, {"swa": slots}, page, lookahead)
+    chunk = launch.fitting_chunk(asked, most, page)
+    assert most_slots(coverage, 10_000, chunk, page, lookahead) <= slots
+    assert chunk == most or (chunk % page == 0 and chunk >= min(asked, most // page * page))
+
+
+def test_a_windows_pool_without_room_beside_the_window_limits_nothing():
+    assert launch.fitting_chunk(512, None, 16) == 512
+    assert launch.fitting_chunk(512, -15, 16) == 16

@@ -5,9 +5,12 @@ from typing import Any
 
 import pytest
 
+from hicache.builder import describe_model
 from hicache.engine.executor import Executor
+from hicache.engine.model import CausalModel
 from hicache.engine.work import CoreOptions
 from hicache.storage.memory import MemoryBackend
+from hicache.testing.families import build_tiny
 from hicache.transfer import Backup, Fetch, Load, Query, Store
 from hicache.units import Tier
 from tests.engine.bench import MODEL, Answer, Bench
@@ -32,9 +35,16 @@ class Hand:
     def __init__(self, model: Any, **options: Any) -> None:
         self.transfers, self.clock = HandExecutor(), Clock()
         pages = options.pop("device_pages", 200)
+        description = options.pop("description", MODEL)
         limits = CoreOptions(**{"max_running": 3, "chunk_tokens": 256, **options})
         self.bench = Bench(
-            model, device_pages=pages, transfers=self.transfers, options=limits, clock=self.clock, timeout_s=10.0
+            model,
+            description,
+            device_pages=pages,
+            transfers=self.transfers,
+            options=limits,
+            clock=self.clock,
+            timeout_s=10.0,
         )
 
     def step(self, count: int = 1) -> None:
@@ -240,3 +250,22 @@ def test_what_follows_a_shared_load_is_computed_once_too(hand):
     assert [answer.reason for answer in answers] == ["length"] * 3
     assert hand.bench.core.stats().prefill_tokens - before == 6 * PAGE + 3 * 5
     assert counters["load_pages"] == 12
+
+
+def test_a_snapshot_is_read_where_the_load_that_came_put_it():
+    module = build_tiny("mamba2")
+    hand = Hand(CausalModel(module), description=describe_model(module.config, PAGE, "float32"))
+    expected = hand.on_host(DOCUMENT)
+    hand.bench.add(prompt(20, 1), 60, ignore_eos=True)
+    hand.step()
+    late = hand.bench.add(DOCUMENT, 5, ignore_eos=True)
+    hand.step()
+    hand.clock.now_s += 10.1
+    hand.step()
+    assert len(hand.transfers.of(Load)) == 2, "the first load was overdue"
+    hand.transfers.run(Load, count=1)
+    hand.clock.now_s += 10.1
+    hand.step()
+    assert len(hand.transfers.of(Load)) == 1 and late.tokens == expected[:1]
+    hand.finish()
+    assert late.tokens == expected

@@ -25,6 +25,17 @@ def most_slots(coverage: Coverage, tokens: int, chunk_tokens: int, page_size: in
     return 1
 
 
+def most_chunk(
+    coverages: Mapping[PoolName, Coverage], slots: Mapping[PoolName, int], page_size: int, lookahead_tokens: int
+) -> int | None:
+    """The most tokens at a time that let requests of every length fit; None where no pool has a window.
+
+    Below 1 where a windowed pool has no room beside its window: it has as many slots as others, and limits nothing.
+    """
+    rooms = [slots[pool] - one.pages(page_size) - 1 for pool, one in coverages.items() if isinstance(one, Window)]
+    return min(rooms) * page_size + 1 - lookahead_tokens if rooms else None
+
+
 def require_fit(
     state: State, allocators: Mapping[PoolName, SlotAllocator], tokens: int, chunk_tokens: int, page_size: int
 ) -> None:

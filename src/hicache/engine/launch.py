@@ -11,8 +11,9 @@ import torch
 
 from hicache.builder import ModelDescription, breaker_options, build_kv_cache, describe_sizes, split_sizes
 from hicache.cache import UnifiedRadixCache
+from hicache.cache.room import most_chunk
 from hicache.config import Settings, format_size
-from hicache.coverage import Full, Window
+from hicache.coverage import Full
 from hicache.device.torch import RESERVED_SLOTS, TorchDevicePool, torch_dtype
 from hicache.engine.checkpoint import Checkpoint, open_checkpoint
 from hicache.engine.core import EngineCore
@@ -199,13 +200,19 @@ def _max_model_len(plan: _Plan) -> int:
 
 def _chunk_tokens(plan: _Plan) -> int:
     """Prompt tokens per step: no more than a windowed pool has room for beside the window."""
-    page_size, slots = plan.settings.cache.page_size, plan.slots
-    room = [
-        (slots[pool.name] - pool.coverage.pages(page_size) - 1) * page_size
-        for pool in plan.description.pools
-        if isinstance(pool.coverage, Window)
-    ]
-    return max(page_size, min([plan.settings.serve.chunk_tokens, *room]))
+    page_size, model = plan.settings.cache.page_size, plan.description
+    coverages = {pool.name: pool.coverage for pool in model.pools}
+    most = most_chunk(coverages, plan.slots, page_size, model.draft_lookahead)
+    return fitting_chunk(plan.settings.serve.chunk_tokens, most, page_size)
+
+
+def fitting_chunk(asked: int, most: int | None, page_size: int) -> int:
+    """A page at least, and what was asked for, in whole pages of the `most` that fit; less where not even one does."""
+    if most is None:
+        return max(page_size, asked)
+    if 0 < most < page_size:
+        return most
+    return max(page_size, min(asked, most // page_size * page_size))
 
 
 def _scratch_bytes(plan: _Plan) -> int:

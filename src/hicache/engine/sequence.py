@@ -216,6 +216,9 @@ class Sequence:
             return False
         self._settled = True
         self._retracted = None
+        if self._state is not None:
+            # Another load may have brought the same snapshot first, to another slot.
+            self._state = self._snapshot_at(self.computed)
         self.request.use_cache(self._match.cached_tokens)
         return True
 
