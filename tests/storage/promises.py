@@ -13,11 +13,12 @@ class Promises:
     outlives_kill: bool
     when_full: str
     time_limit: str
+    lists: bool = False
 
 
 PROMISES = {
-    "file": Promises(True, True, True, True, "drops tails of the chains that rested longest", "none"),
-    "memory": Promises(False, False, False, False, "drops tails of the chains that rested longest", "none"),
+    "file": Promises(True, True, True, True, "drops tails of the chains that rested longest", "none", lists=True),
+    "memory": Promises(False, False, False, False, "drops tails of the chains that rested longest", "none", lists=True),
     "valkey": Promises(True, True, True, False, "the server's policy", "`timeout`"),
     "s3": Promises(True, True, False, True, "nothing is dropped", "`timeout`"),
     "mooncake": Promises(
@@ -34,6 +35,7 @@ HEADINGS = (
     "outlives kill -9",
     "when it is full",
     "time limit of a call",
+    "`hicache store`",
 )
 
 
@@ -42,5 +44,9 @@ def table() -> list[str]:
     rows = [HEADINGS, ("---",) * len(HEADINGS)]
     for name, row in PROMISES.items():
         flags = (row.outlives_close, row.shared, row.straight, row.outlives_kill)
-        rows.append((f"`{name}`", *("yes" if flag else "no" for flag in flags), row.when_full, row.time_limit))
+        rows.append((f"`{name}`", *map(_yes, flags), row.when_full, row.time_limit, _yes(row.lists)))
     return ["| " + " | ".join(row) + " |" for row in rows]
+
+
+def _yes(flag: bool) -> str:
+    return "yes" if flag else "no"

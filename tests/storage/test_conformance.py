@@ -14,6 +14,7 @@ class TestMemory(StorageBackendConformance):
     persistent = PROMISES["memory"].outlives_close
     shared = PROMISES["memory"].shared
     straight = PROMISES["memory"].straight
+    lists = PROMISES["memory"].lists
 
     def make_backend(self, folder: Path) -> StorageBackend:
         return MemoryBackend()
@@ -23,12 +24,15 @@ class TestFile(StorageBackendConformance):
     persistent = PROMISES["file"].outlives_close
     shared = PROMISES["file"].shared
     straight = PROMISES["file"].straight
+    lists = PROMISES["file"].lists
 
     def make_backend(self, folder: Path) -> StorageBackend:
         return FileBackend(folder / "store")
 
 
 class TestFileWithCap(StorageBackendConformance):
+    lists = True
+
     def make_backend(self, folder: Path) -> StorageBackend:
         return FileBackend(folder / "store", cap_bytes=4 << 20)
 

@@ -10,6 +10,7 @@ import hicache
 from hicache.cli.bench_storage import add_bench_storage
 from hicache.cli.flags import add_settings, settings_from
 from hicache.cli.simulate_flags import add_flags
+from hicache.cli.store_flags import add_store
 from hicache.errors import CacheError, ConfigError
 
 Command: TypeAlias = Callable[[argparse.Namespace], int]
@@ -79,6 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_flags(simulated)
     simulated.set_defaults(command=_simulate)
+    add_store(commands)
     return parser
 
 

@@ -14,6 +14,7 @@ from hicache.controller.counters import Counters
 from hicache.controller.dispatch import Dispatcher
 from hicache.controller.fetches import Fetches
 from hicache.controller.flushes import Flush, Flushes
+from hicache.controller.labels import Labels
 from hicache.controller.loads import LoadBack, Loads, Waiter
 from hicache.controller.patience import Patience
 from hicache.controller.prefetch import Prefetch, Prefetches
@@ -79,6 +80,7 @@ class HybridCacheController:
         self._detached: list[tuple[int, PageStore]] = []
         self._epochs = 0
         self._flushes = Flushes(self._state, lambda: self._attachment)
+        self._labels = Labels(self._state)
         self._make_parts()
 
     def _own_coverages(self) -> dict[PoolName, Coverage]:
@@ -144,6 +146,8 @@ class HybridCacheController:
 
     def note_request(self, namespace: Namespace, tokens: bytes) -> None:
         """Every rank is given these tokens (little-endian uint32) in this step; where a rank is not, all will know."""
+        if self._attachment is not None:
+            self._labels.tell(namespace, self._attachment.store)
         if not self.alone:
             self._agree.note(Subject.REQUESTS, namespace.tenancy, tokens)
 
@@ -272,6 +276,7 @@ class HybridCacheController:
         store.register(_arenas(self.mem_pool_host.entries))
         self._epochs += 1
         self._attachment = Attachment(store, self._epochs)
+        self._labels.forget()
 
     def detach_storage_backend(self) -> None:
         """Stop using the page store. It is closed once the transfers under way have settled."""

@@ -35,8 +35,8 @@ _PERSON = b"hicache page %d" % FORMAT_VERSION
 
 def entry_id(key: StorageKey) -> EntryId:
     """The id under which a store keeps this key's value; 48 bytes. Stable over processes and machines."""
-    pages = _page_id(key.namespace, key.page) + _page_id(key.namespace, key.parent)
-    return pages + _pool_id(key.pool) + namespace_id(key.namespace)
+    pages = page_id(key.namespace, key.page) + page_id(key.namespace, key.parent)
+    return pages + pool_id(key.pool) + namespace_id(key.namespace)
 
 
 @lru_cache(maxsize=1 << 10)
@@ -46,12 +46,14 @@ def namespace_id(namespace: bytes) -> bytes:
 
 
 @lru_cache(maxsize=1 << 14)
-def _page_id(namespace: bytes, page: bytes) -> PageId:
+def page_id(namespace: bytes, page: bytes) -> PageId:
+    """The id of a page within all ids; that of the namespace itself comes before a first page."""
     return blake2b(namespace + page, digest_size=PAGE_ID_BYTES, person=_PERSON).digest()
 
 
 @lru_cache(maxsize=64)
-def _pool_id(pool: PoolName) -> bytes:
+def pool_id(pool: PoolName) -> bytes:
+    """The id of a pool within all ids."""
     return blake2b(pool.encode("utf-8", "surrogatepass"), digest_size=POOL_ID_BYTES, person=_PERSON).digest()
 
 

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from fastcrc import crc32
 
-from hicache.storage.chains import FORMAT_VERSION
+from hicache.storage.chains import FORMAT_VERSION, NAMESPACE_ID_BYTES, PAGE_ID_BYTES, EntryId, namespace_id, page_id
 from hicache.storage.protocol import StorageKey
 
 HEADER_BYTES = 256
@@ -74,6 +74,20 @@ def check(key: StorageKey, header: memoryview, payload: memoryview) -> Verdict:
     if named != (key.namespace, pool_digest(key.pool), key.page, key.parent, payload.nbytes):
         return Verdict.OTHER
     return Verdict.GOOD if checksum(payload) == info.payload_crc else Verdict.CORRUPT
+
+
+def check_value(entry: EntryId, value: memoryview) -> Verdict:
+    """Whether a value, header first, is intact and the page that an entry is about; its pool's name is not known."""
+    if value.nbytes < HEADER_BYTES or value[:8] != _MAGIC:
+        return Verdict.FOREIGN
+    info = decode_header(value[:HEADER_BYTES])
+    if info is None:
+        return Verdict.CORRUPT
+    ids = (page_id(info.namespace, info.page), page_id(info.namespace, info.parent), namespace_id(info.namespace))
+    named = (entry[:PAGE_ID_BYTES], entry[PAGE_ID_BYTES : 2 * PAGE_ID_BYTES], entry[-NAMESPACE_ID_BYTES:])
+    if ids != named or info.payload_bytes != value.nbytes - HEADER_BYTES:
+        return Verdict.OTHER
+    return Verdict.GOOD if checksum(value[HEADER_BYTES:]) == info.payload_crc else Verdict.CORRUPT
 
 
 def decode_header(header: memoryview) -> HeaderInfo | None:

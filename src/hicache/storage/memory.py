@@ -1,13 +1,15 @@
 """Keeps values in this process's memory under a byte cap, in the same order of eviction as the file store."""
 
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from hicache.errors import ConfigError
 from hicache.storage.chains import ChainIndex, EntryId, entry_id
 from hicache.storage.gate import Gate
+from hicache.storage.listing import StoredValue
 from hicache.storage.protocol import Buffers, Cleared, ReadResult, StorageKey
 from hicache.units import BoolArray
 
@@ -20,6 +22,7 @@ class MemoryBackend:
             raise ConfigError(f"cap is {cap_bytes} bytes; give a positive size, or none for no bound")
         self._cap_bytes = cap_bytes
         self._values: dict[EntryId, bytes] = {}
+        self._labels: dict[bytes, str] = {}
         self._index = ChainIndex()
         self._clock = 0
         self._lock = threading.Lock()
@@ -71,7 +74,59 @@ class MemoryBackend:
         with self._gate, self._lock:
             entries = self._index.entries_in(namespace)
             size_bytes = sum(len(self._values[entry]) for entry in entries)
+            self._labels.pop(namespace, None)
             return Cleared(sum(self._drop(entry) for entry in entries), size_bytes)
+
+    def values(self) -> Sequence[StoredValue]:
+        """Everything that is held now."""
+        with self._gate, self._lock:
+            index = self._index
+            return [StoredValue(entry, len(value), index.last_used_ns(entry)) for entry, value in self._values.items()]
+
+    def look(self, values: Sequence[StoredValue], buffers: Sequence[memoryview]) -> ReadResult:
+        """Copies values without using them."""
+        result = ReadResult.nothing(len(values))
+        with self._gate, self._lock:
+            for i, (value, buffer) in enumerate(zip(values, buffers, strict=True)):
+                held = self._values.get(value.entry)
+                if held is None:
+                    continue
+                result.ok[i] = len(held) == buffer.nbytes
+                result.damaged[i] = not result.ok[i]
+                if result.ok[i]:
+                    buffer[:] = held
+        return result
+
+    def remove(self, values: Sequence[StoredValue]) -> Cleared:
+        """Lets go of values."""
+        with self._gate, self._lock:
+            return sum((self._cleared(value.entry) for value in values), Cleared())
+
+    def reclaim(self) -> int:
+        """Nothing is left behind here: this store's life is one process."""
+        return 0
+
+    def trim(self, size_bytes: int) -> Cleared:
+        """Lets go of tails until at most `size_bytes` are held."""
+        cleared = Cleared()
+        with self._gate, self._lock:
+            while self._index.total_bytes > size_bytes and (victim := self._index.victim()):
+                cleared = sum((self._cleared(entry) for entry in victim), cleared)
+        return cleared
+
+    def taken_bytes(self) -> int:
+        """Bytes of all values."""
+        return self.used_bytes
+
+    def describe(self, namespace: bytes, text: str) -> None:
+        """Keeps a text about a namespace."""
+        with self._gate, self._lock:
+            self._labels.setdefault(namespace, text)
+
+    def descriptions(self) -> Mapping[bytes, str]:
+        """The texts of all namespaces that have one."""
+        with self._gate, self._lock:
+            return dict(self._labels)
 
     def health(self) -> tuple[str, ...]:
         """Memory that can be had is well."""
@@ -108,12 +163,16 @@ class MemoryBackend:
                 self._drop(entry)
         return True
 
+    def _cleared(self, entry: EntryId) -> Cleared:
+        size_bytes = self._index.size(entry)
+        return Cleared(1, size_bytes) if size_bytes is not None and self._drop(entry) else Cleared()
+
     def _drop(self, entry: EntryId) -> bool:
         self._index.remove(entry)
         return self._values.pop(entry, None) is not None
 
     def _tick(self) -> int:
-        self._clock += 1
+        self._clock = max(self._clock + 1, time.time_ns())
         return self._clock
 
 

@@ -1,7 +1,7 @@
 """A page is reported usable only after its header and checksum were checked; everything else is a counted miss."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -10,8 +10,12 @@ from hicache.storage.breaker import Breaker, BreakerOptions, BreakerStats
 from hicache.storage.codec import HEADER_BYTES, Verdict, check, encode_header
 from hicache.storage.gate import Gate
 from hicache.storage.guarded import guarded
+from hicache.storage.listing import ListsValues
 from hicache.storage.protocol import Cleared, EachPageBackend, ReadResult, RegistersMemory, StorageBackend, StorageKey
 from hicache.units import BoolArray
+
+MOST_LABELS = 1000
+"""How many namespaces are described, those that were used last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,8 @@ class PageStore:
         self._stats = PageStoreStats()
         self._lock = threading.Lock()
         self._gate = Gate("page store")
+        self._labels: dict[bytes, str] = {}
+        self._labelled = backend if isinstance(backend, ListsValues) else None
 
     @property
     def backend(self) -> StorageBackend:
@@ -73,6 +79,17 @@ class PageStore:
         """Tells a backend that wants to know it in which host memory pages will lie, until the store is closed."""
         if isinstance(self._backend, RegistersMemory):
             self._backend.register(arenas)
+
+    def describe(self, namespace: bytes, text: str) -> None:
+        """What a namespace (a fingerprint, 32 bytes) is: kept along with its pages by stores that can list them.
+
+        Never blocks, so the owner thread may call it: it is stored when pages of the namespace are.
+        """
+        with self._lock:
+            self._labels.pop(namespace, None)
+            self._labels[namespace] = text
+            if len(self._labels) > MOST_LABELS:
+                del self._labels[next(iter(self._labels))]
 
     def contains(self, keys: Sequence[StorageKey]) -> BoolArray:
         """Which pages are there and not known to be damaged; bool, shape [keys]. Their bytes are checked by `read`."""
@@ -114,6 +131,8 @@ class PageStore:
             payloads = [pages[i].cast("B") for i in todo]
             written = self._write(todo_keys, payloads)
             stored[todo] = written
+            if written.any():
+                self._label({key.namespace for key in todo_keys})
             self._count_written(skipped, [payloads[i].nbytes for i in _marked(written)], len(todo))
             return stored
 
@@ -156,6 +175,15 @@ class PageStore:
         for i in range(len(keys)):
             fill(i)
         return self._backend.write(keys, values)
+
+    def _label(self, namespaces: Iterable[bytes]) -> None:
+        if self._labelled is None:
+            return
+        for namespace in namespaces:
+            with self._lock:
+                text = self._labels.get(namespace)
+            if text is not None:
+                self._labelled.describe(namespace, text)
 
     def _reject(self, keys: Sequence[StorageKey], result: ReadResult, rejected: Sequence[int]) -> None:
         if rejected:

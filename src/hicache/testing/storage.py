@@ -11,8 +11,10 @@ from pathlib import Path
 import numpy as np
 
 from hicache.errors import ClosedError
-from hicache.storage import PageStore, StorageBackend, StorageKey, chain_keys
+from hicache.storage import Cleared, PageStore, StorageBackend, StorageKey, chain_keys
+from hicache.storage.chains import entry_id
 from hicache.storage.codec import pool_digest
+from hicache.storage.listing import ListsValues
 from hicache.storage.protocol import RegistersMemory
 
 SAMPLE_NAMESPACE = sha256(b"sample namespace").digest()
@@ -53,6 +55,9 @@ class StorageBackendConformance:
     """Whether two that are open at a time have the same values. If so, it is tested."""
     straight: bool = False
     """Whether bytes move from and into (registered) buffers without a copy in Python's memory. If so, it is tested."""
+
+    lists: bool = False
+    """Whether it can say what it holds (`ListsValues`). If so, it is tested."""
 
     def make_backend(self, folder: Path) -> StorageBackend:
         """Opens the backend under test; `folder` is an empty folder of the test, or the same one again."""
@@ -273,6 +278,45 @@ class StorageBackendConformance:
             assert one.delete(keys).all()
             assert not other.contains(keys).any()
             assert [get(other, key, 5) for key in keys] == [None, None]
+
+    def test_it_lists_what_it_holds(self, tmp_path: Path) -> None:
+        """Every value, in whatever pool, with its size; looked at and removed one by one, whoever wrote it."""
+        keys = [*sample_chain(3), *sample_chain(2, pool="state"), *sample_chain(1, chain="b")]
+        with self.opened(tmp_path) as backend:
+            assert isinstance(backend, ListsValues) == self.lists
+            if not isinstance(backend, ListsValues):
+                return
+            assert list(backend.values()) == []
+            for i, key in enumerate(keys):
+                assert put(backend, key, sample_value(key, 100 + i))
+            found = {value.entry: value for value in backend.values()}
+            assert {entry: value.size_bytes for entry, value in found.items()} == {
+                entry_id(key): 100 + i for i, key in enumerate(keys)
+            }
+            assert 600 <= sum(value.size_bytes for value in found.values()) <= backend.taken_bytes()
+            values = [found[entry_id(key)] for key in keys]
+            buffers = [memoryview(bytearray(value.size_bytes)) for value in values]
+            assert backend.look(values, buffers).ok.all()
+            assert [bytes(one) for one in buffers] == [sample_value(key, 100 + i) for i, key in enumerate(keys)]
+            assert backend.remove([values[2], values[2], values[3]]) == Cleared(2, 102 + 103)
+            assert backend.contains(keys).tolist() == [True, True, False, False, True, True]
+            gone = backend.look(values[2:3], buffers[2:3])
+            assert not (gone.ok | gone.damaged | gone.failed).any()
+            assert backend.reclaim() == 0
+            backend.trim(0)
+            assert list(backend.values()) == [] and not backend.contains(keys).any()
+
+    def test_descriptions_go_with_their_namespace(self, tmp_path: Path) -> None:
+        """The first text stays; clearing one namespace takes its text and no other."""
+        other = sha256(b"another namespace").digest()
+        with self.opened(tmp_path) as backend:
+            if not isinstance(backend, ListsValues):
+                return
+            for namespace, text in ((SAMPLE_NAMESPACE, "one"), (other, "two \u00e9"), (other, "three")):
+                backend.describe(namespace, text)
+            assert dict(backend.descriptions()) == {SAMPLE_NAMESPACE: "one", other: "two \u00e9"}
+            backend.clear(SAMPLE_NAMESPACE)
+            assert dict(backend.descriptions()) == {other: "two \u00e9"}
 
     def test_bytes_move_straight(self, tmp_path: Path) -> None:
         """Storing and fetching 8 MiB takes no block of memory of that order, once host memory is registered."""

@@ -7,7 +7,7 @@ checksum shows, and a torn page is a miss.
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -19,11 +19,14 @@ from hicache.storage.chains import EntryId, entry_id
 from hicache.storage.file.disk import Disk
 from hicache.storage.file.folder import Folder
 from hicache.storage.file.journal import Place
+from hicache.storage.file.labels import Labels
 from hicache.storage.file.ledger import Ledger
-from hicache.storage.file.records import NOBODY, Record, State
+from hicache.storage.file.records import Record, State
 from hicache.storage.file.room import Room
 from hicache.storage.file.trouble import Trouble
+from hicache.storage.file.writing import Writing, size_of
 from hicache.storage.gate import Gate
+from hicache.storage.listing import StoredValue
 from hicache.storage.protocol import Buffers, Cleared, ReadResult, StorageKey
 from hicache.units import BoolArray
 
@@ -33,6 +36,9 @@ _BATCH_PAGES = 256
 
 _DAMAGED = Place(0, 0)
 """No slot: what was looked for is there and wrong."""
+
+_STALE_S = 3600.0
+"""A temporary file of this age is nobody's any more."""
 
 _READ_TRIES = 3
 """A value that is replaced while it is read is read again, so many times in all."""
@@ -73,10 +79,12 @@ class FileBackend:
         self._sync_s = sync_s
         self._synced_s = clock_s()
         self._suspects: set[EntryId] = set()
+        self._labels = Labels(folder.namespaces)
         folder.claim()
         try:
             self._ledger = Ledger(folder, disk or Disk(), patience_s)
             self._room = Room(self._ledger, cap_bytes)
+            self._writing = Writing(self._ledger, self._room, self._trouble)
             is_kept = False
             while not is_kept:
                 with self._ledger.turn():
@@ -157,9 +165,11 @@ class FileBackend:
             start = 0
             while start < len(keys) and not self._trouble.is_paused():
                 stop = _batch_end(values, start)
-                self._write_batch(
-                    keys[start:stop], values[start:stop], stored[start:stop], partial(_shifted, fill, start)
-                )
+                batch = keys[start:stop]
+                stored[start:stop] = self._writing.store(batch, values[start:stop], partial(_shifted, fill, start))
+                if self._suspects:
+                    written = zip(batch, stored[start:stop], strict=True)
+                    self._suspects.difference_update(entry_id(key) for key, yes in written if yes)
                 start = stop
             if self._sync_s is not None and self._clock_s() - self._synced_s >= self._sync_s:
                 self._sync()
@@ -177,11 +187,67 @@ class FileBackend:
         """Removes every value of a namespace; what can't be removed is at least not reported any more."""
         with self._gate:
             self._learn()
-            entries = self._ledger.entries_in(namespace)
-            parts = [entries[start : start + _BATCH_PAGES] for start in range(0, len(entries), _BATCH_PAGES)]
-            cleared = [self._discard(part) for part in parts]
-            pages, size_bytes = sum(one.pages for one in cleared), sum(one.size_bytes for one in cleared)
-            return Cleared(pages, size_bytes, sum(one.left_pages for one in cleared))
+            cleared = self._discard_all(self._ledger.entries_in(namespace))
+            self._labels.drop(namespace)
+            return cleared
+
+    def values(self) -> Sequence[StoredValue]:
+        """Everything that is stored now, other processes' values included."""
+        with self._gate:
+            self._learn()
+            return self._ledger.stored()
+
+    def look(self, values: Sequence[StoredValue], buffers: Sequence[memoryview]) -> ReadResult:
+        """Reads values without using them. One that was removed meanwhile is none of ok, damaged and failed."""
+        result = ReadResult.nothing(len(values))
+        with self._gate:
+            for i, (value, buffer) in enumerate(zip(values, buffers, strict=True)):
+                try:
+                    place = self._read(value.entry, [buffer])
+                except OSError:
+                    result.failed[i] = True
+                    continue
+                result.damaged[i] = place is _DAMAGED
+                result.ok[i] = place is not None and place is not _DAMAGED
+        return result
+
+    def remove(self, values: Sequence[StoredValue]) -> Cleared:
+        """Frees the slots of values."""
+        with self._gate:
+            return self._discard_all([value.entry for value in values])
+
+    def reclaim(self) -> int:
+        """Frees the slots, and removes the temporary files, of processes that are gone. Raises StorageError."""
+        with self._gate:
+            return self._tidy(lambda: self._ledger.reclaim(self._room.writing)) + self._labels.drop_temporaries(
+                time.time() - _STALE_S
+            )
+
+    def trim(self, size_bytes: int) -> Cleared:
+        """Evicts down to `size_bytes` on the disk, and gives that room back to it."""
+        with self._gate:
+            before, before_bytes = len(self._ledger.view.index), self.used_bytes
+            while not self._tidy(lambda: self._room.trim(size_bytes)):
+                pass
+            # Others may have stored something meanwhile.
+            pages, freed_bytes = before - len(self._ledger.view.index), before_bytes - self.used_bytes
+            return Cleared(max(0, pages), max(0, freed_bytes))
+
+    def taken_bytes(self) -> int:
+        """Bytes of all slots on the disk."""
+        with self._gate:
+            self._learn()
+            return self.disk_bytes
+
+    def describe(self, namespace: bytes, text: str) -> None:
+        """Keeps a text about a namespace in a small file; what is there stays."""
+        with self._gate, suppress(OSError):
+            self._labels.put(namespace, text)
+
+    def descriptions(self) -> Mapping[bytes, str]:
+        """The texts of all namespaces that have one."""
+        with self._gate:
+            return self._labels.all()
 
     def sync(self) -> None:
         """Returns when every value acknowledged before is safe from a power cut. Raises StorageError if it isn't."""
@@ -224,7 +290,7 @@ class FileBackend:
 
     def _read(self, entry: EntryId, buffers: Buffers) -> Place | None:
         """Where the value was read from; _DAMAGED if it has another length, None if there is none."""
-        size_bytes = _size(buffers)
+        size_bytes = size_of(buffers)
         for _ in range(_READ_TRIES):
             found = self._ledger.view.find(entry)
             if found is None:
@@ -241,70 +307,17 @@ class FileBackend:
                 self._ledger.refresh(place)
         return None
 
-    def _write_batch(
-        self, keys: Sequence[StorageKey], values: Sequence[Buffers], stored: BoolArray, fill: Callable[[int], None]
-    ) -> None:
-        places = self._reserve(keys, values)
-        done = self._write_values(places, values, fill)
-        if self._settle(keys, places, done):
-            stored[:done] = [place is not None for place in places[:done]]
-            if self._suspects:
-                self._suspects.difference_update(entry_id(key) for key, yes in zip(keys, stored, strict=True) if yes)
-            if done and done == len(keys):
-                self._trouble.resume()
+    def _discard_all(self, entries: Sequence[EntryId]) -> Cleared:
+        unique = list(dict.fromkeys(entries))
+        parts = [unique[start : start + _BATCH_PAGES] for start in range(0, len(unique), _BATCH_PAGES)]
+        return sum((self._discard(part) for part in parts), Cleared())
 
-    def _reserve(self, keys: Sequence[StorageKey], values: Sequence[Buffers]) -> Sequence[Place | None]:
-        """Slots for the values, None where there is no room; fewer than values after an error."""
-        places: list[Place | None] = []
+    def _tidy(self, step: Callable[[], int]) -> int:
         try:
             with self._ledger.turn():
-                try:
-                    for key, value in zip(keys, values, strict=True):
-                        places.append(self._room.reserve(entry_id(key), _size(value)))
-                except OSError as error:
-                    self._trouble.pause(error)
+                return step()
         except OSError as error:
-            self._trouble.pause(error)
-            self._room.lose(place for place in places if place is not None)
-            return []
-        return places
-
-    def _write_values(
-        self, places: Sequence[Place | None], values: Sequence[Buffers], fill: Callable[[int], None]
-    ) -> int:
-        """Returns how many it got through before an error, from the first on."""
-        for i, place in enumerate(places):
-            if place is None:
-                continue
-            fill(i)
-            try:
-                self._ledger.file(place.slot_bytes).write(place.slot, values[i])
-            except OSError as error:
-                self._trouble.pause(error)
-                return i
-        return len(places)
-
-    def _settle(self, keys: Sequence[StorageKey], places: Sequence[Place | None], done: int) -> bool:
-        """Stores the first `done` values and gives the other slots back. False: none of them is sure to be there."""
-        ledger, taken = self._ledger, [(i, place) for i, place in enumerate(places) if place is not None]
-        try:
-            with ledger.turn() as view:
-                now_ns = ledger.now_ns()
-                for i, place in taken:
-                    record = view.record(place)
-                    if i < done:
-                        owner = ledger.writer_id if keys[i].private else NOBODY
-                        stored = Record(State.STORED, ledger.stamp, owner, record.value_bytes, record.entry)
-                        ledger.change(place, stored, now_ns)
-                    else:
-                        ledger.change(place, Record(State.FREE, ledger.stamp))
-                ledger.free_doubles()
-        except OSError as error:
-            self._trouble.pause(error)
-            self._room.lose(place for _, place in taken)
-            return False
-        self._room.done(place for _, place in taken)
-        return True
+            raise StorageError(f"cannot tidy the page store in {self._root}: {error}") from error
 
     def _discard(self, entries: Sequence[EntryId]) -> Cleared:
         """Removes values in one turn; if that can't be done, they are at least not taken for good ones."""
@@ -338,15 +351,11 @@ def _shifted(call: Callable[[int], None], start: int, index: int) -> None:
     call(start + index)
 
 
-def _size(value: Buffers) -> int:
-    return sum(part.nbytes for part in value)
-
-
 def _batch_end(values: Sequence[Buffers], start: int) -> int:
     """Where the batch that begins at `start` ends: at its size or number of pages, and after one page at least."""
     size_bytes = 0
     for stop in range(start, min(start + _BATCH_PAGES, len(values))):
-        size_bytes += _size(values[stop])
+        size_bytes += size_of(values[stop])
         if size_bytes > _BATCH_BYTES and stop > start:
             return stop
     return min(start + _BATCH_PAGES, len(values))

@@ -28,6 +28,7 @@ class Folder:
         self.journal_path = os.path.join(root, "journal")
         self.pages = os.path.join(root, "pages")
         self.writers = os.path.join(root, "writers")
+        self.namespaces = os.path.join(root, "namespaces")
 
     def claim(self) -> None:
         """Makes the folder a store, or checks that it is one.

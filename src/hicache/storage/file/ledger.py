@@ -16,9 +16,10 @@ from hicache.storage.chains import EntryId
 from hicache.storage.file.disk import Disk
 from hicache.storage.file.folder import Folder, Writer
 from hicache.storage.file.journal import Journal, Place
-from hicache.storage.file.records import Record, State
+from hicache.storage.file.records import NOBODY, Record, State
 from hicache.storage.file.slot_file import SlotFile, slot_sizes
 from hicache.storage.file.view import View
+from hicache.storage.listing import StoredValue
 
 _Snapshot: TypeAlias = tuple[int, Iterator[tuple[Record, int]]]
 """The size of slots, and what the records of all of them said at one moment."""
@@ -119,6 +120,16 @@ class Ledger:
         """The stored entries of a namespace (its fingerprint, 32 bytes), as far as this process knows."""
         with self._lock:
             return self.view.index.entries_in(namespace)
+
+    def stored(self) -> list[StoredValue]:
+        """Every value that is stored, as far as this process knows."""
+        with self._lock:
+            view = self.view
+            found = [(entry, one[1]) for entry in view.index if (one := view.find(entry)) is not None]
+            return [
+                StoredValue(entry, record.value_bytes, view.index.last_used_ns(entry), record.owner != NOBODY)
+                for entry, record in found
+            ]
 
     def file(self, slot_bytes: int) -> SlotFile:
         """The file of slots of this size, made if there is none. OSError if it can't be opened."""

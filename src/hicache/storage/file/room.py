@@ -72,9 +72,11 @@ class Room:
 
     def keep_cap(self) -> bool:
         """Lets go of what is beyond the cap, a part of it if it is much; True when no more can be done."""
-        ledger, cap_bytes = self._ledger, self._cap_bytes
-        if cap_bytes is None:
-            return True
+        return self._cap_bytes is None or self.trim(self._cap_bytes)
+
+    def trim(self, cap_bytes: int) -> bool:
+        """Lets go of what is beyond so many bytes, a part of it if it is much; True when no more can be done."""
+        ledger = self._ledger
         evicted = 0
         while ledger.view.allocated_bytes - ledger.view.free_bytes > cap_bytes and evicted < _EVICTED_AT_ONCE:
             if not self._evict():
