@@ -9,6 +9,7 @@ import pytest
 from hicache.controller.loads import Loads
 from hicache.controller.retractions import Retractions
 from hicache.coverage import Window
+from hicache.engine.lineup import Lineup
 from hicache.engine.sequence import Sequence
 from hicache.keys import Namespace
 from hicache.pools import HostPoolGroup
@@ -92,6 +93,25 @@ def mixes_tenants(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Namespace, "with_salt", lambda self, salt: self)
 
 
+def lets_priority_go_before_any_age(patch: pytest.MonkeyPatch) -> None:
+    """Whoever comes with a higher priority overtakes all others, however long they have waited."""
+
+    def come(self, request, now_s):
+        self._came += 1
+        request.turn = (-request.priority, self._came)
+
+    patch.setattr(Lineup, "come", come)
+
+
+def makes_the_first_give_way(patch: pytest.MonkeyPatch) -> None:
+    """Whoever runs gives way to any higher priority, also when its own turn comes first by now."""
+
+    def lower(self, request):
+        return [one for one in self.running if one.request.priority < request.priority]
+
+    patch.setattr(Lineup, "lower", lower)
+
+
 BUGS: Mapping[str, tuple[Callable[[pytest.MonkeyPatch], None], int]] = {
     "slots freed too early": (frees_slots_before_they_are_copied, 9),
     "short windows": (lets_windows_go_too_early, 7),
@@ -99,5 +119,7 @@ BUGS: Mapping[str, tuple[Callable[[pytest.MonkeyPatch], None], int]] = {
     "rollback": (forgets_a_pool_when_it_rolls_back, 9),
     "stale state": (resumes_from_a_stale_state, 9),
     "tenants": (mixes_tenants, 0),
+    "overtaken": (lets_priority_go_before_any_age, 1),
+    "gives way too often": (makes_the_first_give_way, 1),
 }
 """By name: how it is planted, and the first seed that a short search begins with."""

@@ -58,6 +58,7 @@ def test_seeds_draw_every_kind_of_trouble():
     assert {one.options.retract for one in drawn} == {one.shutdown for one in drawn} == {True, False}
     assert any(one.faults.lose for one in drawn) and any(one.faults.storage for one in drawn)
     assert any(one.storage.attach for one in drawn) and any(one.storage.detach for one in drawn)
+    assert len({one.options.priority_ageing_s / one.hardware.step_s for one in drawn if one.workload.urgent}) >= 4
     assert any(one.workload.salts == 0 for one in drawn) and any(one.workload.aborts for one in drawn)
     assert len({(one.settings["eviction_policy"], one.settings["write_policy"]) for one in drawn}) > 15
 

@@ -2,12 +2,14 @@
 
 import random
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
 from hicache.builder import ModelDescription, split_sizes
+from hicache.cache.room import most_chunk
 from hicache.config import CacheConfig
-from hicache.coverage import Full, Window
+from hicache.coverage import Full
 from hicache.engine.work import CoreOptions
 from hicache.errors import ConfigError
 from hicache.simulate.scenario import Drafting, Faults, Hardware, Scenario, Storage, Workload
@@ -34,11 +36,13 @@ def draw(seed: int, steps: int) -> Scenario:
     settings = _settings(source, model, page, running, reserved)
     hardware = _hardware(source, model.slot_bytes)
     faults = _faults(source)
+    priorities = random.Random(f"hicache priorities {seed}")
     options = CoreOptions(
         max_running=running,
         chunk_tokens=_chunk(source, model, settings, page, running, reserved),
         snapshot_interval=source.choice([0, 1, 5, 16, 40]),
         retract=source.random() < 0.7,
+        priority_ageing_s=priorities.choice([0, 20, 200, 5_000]) * hardware.step_s,
         stall_timeout_s=(_STALL_STEPS if faults.lose else _NEVER_STEPS) * hardware.step_s,
     )
     return Scenario(
@@ -49,7 +53,7 @@ def draw(seed: int, steps: int) -> Scenario:
         settings=MappingProxyType(settings),
         hardware=hardware,
         faults=faults,
-        workload=_workload(source, hardware),
+        workload=replace(_workload(source, hardware), urgent=priorities.choice([0.0, 0.2, 0.5])),
         storage=_storage(source, steps, model.slot_bytes),
         drafting=Drafting(source.randint(1, 5), source.choice([0.0, 0.5, 0.9, 1.0])),
         reserved_slots=reserved,
@@ -126,14 +130,13 @@ def _chunk(
     chunk = source.choice([1, 2, page, page + 1, 16, 33, 64])
     config = CacheConfig(**settings)
     slots = split_sizes(model, config, reserved_slots=reserved, live_slots=running).device
-    return max(1, min(chunk, most_chunk(model, slots, page)))
+    return min(chunk, chunk_limit(model, slots, page))
 
 
-def most_chunk(model: ModelDescription, slots: Mapping[PoolName, int], page: int) -> int:
+def chunk_limit(model: ModelDescription, slots: Mapping[PoolName, int], page: int) -> int:
     """No more prompt tokens per step than a windowed pool has room for beside the window."""
-    windows = [(pool.name, pool.coverage) for pool in model.pools if isinstance(pool.coverage, Window)]
-    room = [(slots[name] - coverage.pages(page) - 1) * page for name, coverage in windows]
-    return max(1, min(room, default=_BOUNDLESS) + 1 - model.draft_lookahead)
+    most = most_chunk({pool.name: pool.coverage for pool in model.pools}, slots, page, model.draft_lookahead)
+    return _BOUNDLESS if most is None else max(1, most)
 
 
 def _hardware(source: random.Random, page_bytes: int) -> Hardware:

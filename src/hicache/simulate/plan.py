@@ -6,7 +6,7 @@ from hicache.builder import split_sizes
 from hicache.config import CacheConfig
 from hicache.engine.work import CoreOptions
 from hicache.errors import ConfigError
-from hicache.simulate.draw import most_chunk
+from hicache.simulate.draw import chunk_limit
 from hicache.simulate.scenario import Faults, Hardware, Scenario, Storage, Workload
 from hicache.simulate.shapes import Shape
 
@@ -55,7 +55,7 @@ def plan(
         steps=steps,
         shape=shape,
         options=CoreOptions(
-            max_running, min(chunk_tokens, most_chunk(model, slots, config.page_size)), 0, retract, _NEVER_S
+            max_running, min(chunk_tokens, chunk_limit(model, slots, config.page_size)), 0, retract, _NEVER_S
         ),
         settings=MappingProxyType(settings),
         hardware=Hardware(

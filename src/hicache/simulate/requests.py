@@ -18,6 +18,7 @@ class Draft:
     answer_tokens: int
     salt: str
     abort_after_s: float | None
+    priority: int = 0
 
 
 @dataclass(eq=False, slots=True)
@@ -29,6 +30,7 @@ class Asked:
     salt: str
     arrived_s: float
     abort_s: float | None
+    priority: int = 0
     chunks: list[Chunk] = field(default_factory=list)
     ended_s: float | None = None
 
@@ -61,7 +63,14 @@ class Requests:
         count = self._random.randint(1, self._workload.burst)
         if self._workload.stop is not None:
             count = min(count, self._workload.stop - self._made)
-        return [self._draft() for _ in range(count)]
+        priority = self._priority()
+        return [self._draft(priority) for _ in range(count)]
+
+    def _priority(self) -> int:
+        """That of a burst."""
+        if not self._workload.urgent or self._random.random() >= self._workload.urgent:
+            return 0
+        return self._random.choice([-1, 1, 1, 2])
 
     def answered(self, tokens: Sequence[int]) -> None:
         """A prompt with its answer, which somebody may go on from."""
@@ -69,7 +78,7 @@ class Requests:
             self._talks.append(tuple(tokens))
             del self._talks[:-16]
 
-    def _draft(self) -> Draft:
+    def _draft(self, priority: int) -> Draft:
         self._made += 1
         workload, source = self._workload, self._random
         salt = f"tenant {self._made}" if not workload.salts else f"tenant {source.randrange(workload.salts)}"
@@ -79,6 +88,7 @@ class Requests:
             source.choice([1, 2, workload.answer_tokens // 2 or 1, workload.answer_tokens]),
             salt,
             source.expovariate(1 / (4 * workload.gap_s)) if aborted else None,
+            priority,
         )
 
     def _prompt(self) -> list[int]:

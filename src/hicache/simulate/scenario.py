@@ -45,8 +45,8 @@ class Workload:
     `gap_s`: between bursts, on average; a burst has up to `burst` requests. `turns`: how often a request goes on from
     an answer. `documents` are what prompts begin with; none longer than `prompt_tokens`. `salts`: how many tenants;
     with 0 every request is a tenant of its own, and nothing is shared. Nobody asks while `most_open` requests have not
-    ended. `stop` requests in all, if not None. `aborts` per request; `evictions` and `flushes`
-    per step.
+    ended. `stop` requests in all, if not None. `urgent`: how often a burst has another priority than 0, mostly a higher
+    one. `aborts` per request; `evictions` and `flushes` per step.
     """
 
     gap_s: float = 0.05
@@ -61,6 +61,7 @@ class Workload:
     flushes: float = 0.0
     most_open: int = 12
     stop: int | None = None
+    urgent: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

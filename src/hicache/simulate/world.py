@@ -25,6 +25,7 @@ from hicache.simulate.scenario import Scenario
 from hicache.simulate.shapes import Routes
 from hicache.simulate.tenants import Tenants
 from hicache.simulate.truth import Truth
+from hicache.simulate.turns import Turns
 from hicache.storage import PageStore
 from hicache.storage.memory import MemoryBackend
 from hicache.testing.faults import Fault, FaultyBackend, seeded_faults
@@ -92,6 +93,7 @@ class World:
             self.journal,
         )
         self.core = EngineCore(self.cache, executor, given.options, self.clock, self._drafter())
+        self._turns = Turns(self.core.lineup, given.options.priority_ageing_s)
         entries = self.cache.controller.mem_pool_host.entries
         self._poison = {
             Tier.DEVICE: Poison(device_arrays(entries, self.memory)),
@@ -152,6 +154,7 @@ class World:
         if self._fruitless > PATIENCE_STEPS and self.core.has_work:
             raise RuleError("progress", f"no request got on for {PATIENCE_STEPS} steps: {self.core.stats()}")
         if self.scenario.checked:
+            self._turns.check_step(self._open.values(), quiet=self.cache.in_flight == 0)
             self._poison_free()
             if self.journal.step % self.scenario.audit_every == 0:
                 self.cache.audit()
@@ -213,10 +216,11 @@ class World:
         known = self.truth.tell(draft.prompt, draft.answer_tokens)
         self._tenants.add(draft.salt, known)
         abort_s = None if draft.abort_after_s is None else self.clock.now_s + draft.abort_after_s
-        one = Asked(len(self.asked), known, draft.salt, self.clock.now_s, abort_s)
+        one = Asked(len(self.asked), known, draft.salt, self.clock.now_s, abort_s, draft.priority)
         self.asked.append(one)
         self._open[one.id] = one
-        self.journal.note(f"request {one.id} of {len(draft.prompt)} tokens and {draft.answer_tokens} for {draft.salt}")
+        tokens = f"{len(draft.prompt)} tokens and {draft.answer_tokens}"
+        self.journal.note(f"request {one.id} of {tokens} for {draft.salt}, priority {draft.priority}")
         request = Request(
             one.id,
             draft.prompt,
@@ -226,6 +230,8 @@ class World:
             frozenset(),
             lambda chunk: self._emit(one, chunk),
             self.clock.now_s,
+            lambda: self._turns.check_admitted(one, self._open.values()),
+            draft.priority,
         )
         self.core.add(request)
 
