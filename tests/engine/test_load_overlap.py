@@ -184,6 +184,28 @@ def test_the_next_in_the_queue_is_loaded_while_another_is_computed(one_at_a_time
     assert second.cached["host"] == 12 * PAGE
 
 
+def test_while_nobody_can_be_let_in_a_prompt_is_looked_up_now_and_then_only(one_at_a_time, monkeypatch):
+    hand = one_at_a_time
+    expected = hand.bench.ask(DOCUMENT, 5, ignore_eos=True).tokens
+    while hand.transfers.of(*OTHERS) or hand.bench.core.transfers_in_flight:
+        hand.step()
+    first = hand.bench.add(prompt(20, 1), 60, ignore_eos=True)
+    hand.step()
+    looked: list[int] = []
+    match_prefix = hand.bench.cache.match_prefix
+    monkeypatch.setattr(hand.bench.cache, "match_prefix", lambda *a, **k: looked.append(1) or match_prefix(*a, **k))
+    second = hand.bench.add(DOCUMENT, 5, ignore_eos=True)
+    hand.step(5)
+    assert (len(looked), hand.transfers.of(Load)) == (1, []), "it is on the device, nothing is to be loaded"
+    hand.bench.cache.evict(Tier.DEVICE)
+    hand.clock.now_s += 0.1
+    hand.step(5)
+    assert (len(looked), len(hand.transfers.of(Load))) == (2, 1)
+    assert first.reason is None
+    hand.finish()
+    assert second.tokens == expected
+
+
 def test_a_request_that_is_loaded_ahead_can_be_aborted(one_at_a_time):
     hand = one_at_a_time
     _, first, second = waiting_behind(hand)

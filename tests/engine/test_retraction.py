@@ -176,6 +176,23 @@ def test_what_was_lost_while_a_request_was_away_is_computed_again(model):
     bench.core.close()
 
 
+def test_who_was_lost_takes_the_place_of_nobody(model):
+    options = CoreOptions(max_running=1, chunk_tokens=64)
+    bench = Bench(model, options=options, transfers=SimulatedExecutor(3, FaultRates(start=1.0, fail=1.0)))
+    low = bench.add(prompt(60), 30, ignore_eos=True)
+    for _ in range(4):
+        bench.core.step()
+    high = bench.add(prompt(20, 1), 20, ignore_eos=True, priority=1)
+    while bench.core.has_work:
+        bench.core.step()
+        assert len(bench.core.lineup.running) <= 1
+    assert bench.cache.stats().counters["retraction_lost"] == 1
+    assert (low.reason, high.reason) == ("length", "length")
+    bench.settle()
+    bench.idle()
+    bench.core.close()
+
+
 def test_a_host_without_room_hands_the_request_on_to_storage(model):
     bench = Bench(model, host_pages=4, backend=MemoryBackend())
     answer = bench.add(prompt(60), 30, ignore_eos=True)

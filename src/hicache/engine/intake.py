@@ -16,6 +16,9 @@ from hicache.engine.work import CoreOptions
 LOADS_AHEAD = 2
 """For how many of those who wait the load from the host is begun before they run."""
 
+LOOK_AGAIN_S = 0.1
+"""How often it is looked whether the host has something for one of them: a prompt is matched anew each time."""
+
 Room: TypeAlias = dict[str, int]
 
 
@@ -44,9 +47,9 @@ class Intake:
         Where a lower priority runs, that gives way, if it helps.
         """
         one = self._lineup.next()
-        if isinstance(one, Sequence):
-            return self._come_back(one)
-        return None if one is None else self._let_in(one)
+        if one is None or not (self._has_place or self._lineup.lower(one.request)):
+            return None
+        return self._come_back(one) if isinstance(one, Sequence) else self._let_in(one)
 
     def load_ahead(self, now_s: float) -> None:
         """Begin to load what the host has for those who are next, where there is room for that too."""
@@ -54,7 +57,8 @@ class Intake:
         for waiting in following:
             if self._lineup.away and self._lineup.away[0].request.turn < waiting.request.turn:
                 return
-            if waiting.ahead is None:
+            if waiting.ahead is None and now_s - waiting.looked_s >= LOOK_AGAIN_S:
+                waiting.looked_s = now_s
                 waiting.ahead = self._staged(waiting)
             if waiting.ahead is not None:
                 waiting.ahead.start(now_s)
@@ -71,7 +75,10 @@ class Intake:
 
     def _come_back(self, sequence: Sequence) -> Sequence | None:
         lineup, retracted = self._lineup, sequence.retracted
-        if retracted is not None and retracted.settled and not retracted.lost:
+        if retracted is not None and retracted.lost:
+            self._lineup.queue_again(sequence)
+            return None
+        if retracted is not None and retracted.settled:
             room = dict(self._cache.room_after(retracted))
             if not self._has_way(sequence.request, sequence.claim(HEADROOM_TOKENS), room):
                 return None
@@ -113,7 +120,7 @@ class Intake:
         running, budget = self._lineup.running, self._budget()
         if not running:
             return True
-        if len(running) < self._options.max_running and budget.admits(room, claim, self._running()):
+        if self._has_place and budget.admits(room, claim, self._running()):
             return True
         lower = self._lineup.lower(request)
         staying = [one.claim(HEADROOM_TOKENS) for one in running if one not in lower]
@@ -122,6 +129,10 @@ class Intake:
         if not staying or budget.admits(budget.freed(room, [one.page_count for one in lower]), claim, staying):
             self._preemption.preempt(lower[-1])
         return False
+
+    @property
+    def _has_place(self) -> bool:
+        return len(self._lineup.running) < self._options.max_running
 
     def _match(self, waiting: Waiting) -> Match:
         return match_for(self._cache, waiting.request, waiting.ticket)

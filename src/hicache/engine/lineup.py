@@ -1,5 +1,6 @@
 """Every unfinished request is in exactly one of three lists, each in the order of turns: earlier turns go first."""
 
+import math
 from bisect import insort
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,11 +12,15 @@ from hicache.engine.sequence import Sequence
 
 @dataclass(eq=False, slots=True)
 class Waiting:
-    """A request in the queue, and what storage is asked for it. `ahead`: it does not run, but its load has begun."""
+    """A request in the queue, and what storage is asked for it. `ahead`: it does not run, but its load has begun.
+
+    `looked_s`: when it was last looked whether there is something to load.
+    """
 
     request: Request
     ticket: Prefetch | None
     ahead: Sequence | None = None
+    looked_s: float = -math.inf
 
     @property
     def ready(self) -> bool:
@@ -67,6 +72,12 @@ class Lineup:
     def remove(self, sequence: Sequence) -> None:
         """It neither runs nor is away any more."""
         (self.running if sequence in self.running else self.away).remove(sequence)
+
+    def queue_again(self, sequence: Sequence) -> None:
+        """Back to its place in the queue, with nothing but the tokens that it has."""
+        self.remove(sequence)
+        sequence.release()
+        self.wait(Waiting(sequence.request, None))
 
     def next(self) -> Waiting | Sequence | None:
         """Whose turn it is of those that don't run: of the queue only who is ready."""

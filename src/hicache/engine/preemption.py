@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from hicache.engine.lineup import Lineup, Waiting
+from hicache.engine.lineup import Lineup
 from hicache.engine.sequence import Sequence
 from hicache.engine.work import CoreOptions, CoreStats
 
@@ -61,9 +61,7 @@ class Preemption:
             self._counts.retractions += 1
             return
         sequence.share()
-        self._lineup.remove(sequence)
-        sequence.release()
-        self._lineup.wait(Waiting(sequence.request, None))
+        self._lineup.queue_again(sequence)
 
     def making_room(self) -> bool:
         """Whether a retracted request is about to leave its slots. One that takes too long is not waited for."""
