@@ -122,6 +122,6 @@ def test_a_transfer_whose_slots_are_used_by_others(world: World):
 
 def test_a_tree_that_miscounts(world: World):
     core = world.cache.controller.state.tree._core
-    core.free[0] += 1
+    core.accounts.shared.free[0] += 1
     with pytest.raises(InvariantError):
         world.cache.audit()

@@ -179,7 +179,7 @@ def test_a_queue_does_not_grow_with_the_evictions_of_a_long_life():
         if number > 3:
             tree.evict("kv", DEVICE, 1, drop_dirty=True)
             tree.evict("kv", HOST, 1, drop_dirty=True)
-    assert all(len(heap) < 3000 for heap in tree._core.queues.heaps)
+    assert all(len(heap) < 3000 for heap in tree._core.accounts.shared.queues.heaps)
     tree.check()
 
 

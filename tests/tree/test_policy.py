@@ -304,7 +304,7 @@ def test_a_policy_forgets_what_left_the_tree(name: str):
     tree = shelf.tree
     sizes = [len(book) for book in vars(policy).values() if hasattr(book, "__len__")]
     assert all(size < 1200 for size in sizes), sizes
-    assert all(len(heap) < 3000 for heap in tree._core.queues.heaps)
+    assert all(len(heap) < 3000 for heap in tree._core.accounts.shared.queues.heaps)
     tree.check()
 
 

@@ -136,21 +136,30 @@ def _check_hold(core: Core, node: Node) -> None:
 def _check_counters(core: Core, nodes: list[Node]) -> None:
     holey = sum(1 for node in nodes if node.flags & HOLEY)
     _expect(core.holey == holey, f"{core.holey} nodes with holes counted, {holey} there")
-    free = [0] * len(core.free)
+    free = {account: [0] * len(account.free) for account in core.accounts.all}
+    held = {account: [0] * len(account.held) for account in core.accounts.all}
     dirty = [0] * len(core.dirty)
     for node in nodes:
         below = sum(1 for child in node.children.values() if child.device_pages or child.below)
         _expect(node.below == below, f"{node.below} children with device pages counted, {below} there")
         if core.lead is not None:
-            free[2 * core.lead] += 0 if node.here else node.device_pages
-            free[2 * core.lead + HOST] += host_free(core, node)
+            free[node.account][2 * core.lead] += 0 if node.here else node.device_pages
+            free[node.account][2 * core.lead + HOST] += host_free(core, node)
         for pool in sorted({*core.classes}):
             dirty[pool] += runs.count(node.device[pool]) - runs.both(node.device[pool], node.host[pool])
         for pool, _ in core.loose:
             for tier in (DEVICE, HOST):
-                free[2 * pool + tier] += int(loose_mask(core, node, pool, tier).sum())
+                free[node.account][2 * pool + tier] += int(loose_mask(core, node, pool, tier).sum())
+        _expect(node.parent is not None and node.parent.account is node.account, "a node belongs to another account")
+        for tier, runs_held in ((DEVICE, node.device), (HOST, node.host)):
+            for pool, run in enumerate(runs_held):
+                held[node.account][2 * pool + tier] += runs.count(run)
     _expect(core.dirty == dirty, f"device pages without a host copy counted as {core.dirty}, there are {dirty}")
-    _expect(core.free == free, f"evictable slots counted as {core.free}, there are {free}")
+    for account in core.accounts.all:
+        said, there = account.free, free[account]
+        _expect(said == there, f"evictable slots of {account.name!r} counted as {said}, there are {there}")
+        said, there = account.held, held[account]
+        _expect(said == there, f"slots of {account.name!r} counted as {said}, there are {there}")
 
 
 def _check_queues(core: Core, node: Node) -> None:

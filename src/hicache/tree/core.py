@@ -4,9 +4,9 @@ from collections.abc import Iterator, Sequence
 
 from hicache.coverage import Checkpoint, Full
 from hicache.errors import ConfigError
+from hicache.tree.accounts import Accounts
 from hicache.tree.node import Node
 from hicache.tree.policy import EvictionPolicy, StatefulPolicy
-from hicache.tree.queues import Queues
 from hicache.tree.runs import Run
 from hicache.tree.values import Receipt, TreePool
 from hicache.units import PoolName
@@ -78,11 +78,9 @@ class Core:
         self.nodes = 0
         self.holey = 0
         """Nodes with a page of full coverage that has no copy."""
-        self.free = [0] * (2 * len(pools))
-        """Evictable slots per class and tier: at 2 * pool + tier."""
         self.dirty = [0] * len(pools)
         """Per class: device pages without a host copy, pinned or not."""
-        self.queues = Queues(QUEUES_PER_POOL * len(pools), policy)
+        self.accounts = Accounts(len(pools), QUEUES_PER_POOL * len(pools), policy)
         self.receipts: dict[int, Receipt] = {}
         self.receipts_made = 0
 

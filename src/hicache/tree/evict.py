@@ -1,11 +1,12 @@
 """Eviction checks whatever a queue hands out: no pinned copy goes, and none that something kept depends on."""
 
 import heapq
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from hicache.tree import runs
+from hicache.tree.accounts import Account
 from hicache.tree.core import (
     CLEAN,
     DIRTY,
@@ -34,14 +35,16 @@ def evict(
 
     More go where a prefix has to be cut down to where it can be resumed.
     """
-    need = count - freed.counts[tier][pool]
+    stop = count
     useless = USELESS_DEVICE if tier == DEVICE else USELESS_HOST
-    if pool in (core.main, *core.full):
-        need -= _drain(core, pool, tier, [useless], need, True, freed)
-    for numbers in _order(core, tier, drop_dirty, keep_duplicates):
-        if need <= 0:
-            return
-        need -= _drain(core, pool, tier, numbers, need, drop_dirty, freed)
+    for accounts, beyond in core.accounts.stages():
+        source = _Source(accounts, beyond, 2 * core.classes[pool] + tier)
+        if pool in (core.main, *core.full):
+            _drain(core, source, pool, tier, [useless], stop, True, freed)
+        for numbers in _order(core, tier, drop_dirty, keep_duplicates):
+            if freed.counts[tier][pool] >= stop:
+                return
+            _drain(core, source, pool, tier, numbers, stop, drop_dirty, freed)
 
 
 def _order(core: Core, tier: int, drop_dirty: bool, keep_duplicates: bool) -> list[list[int]]:
@@ -52,34 +55,50 @@ def _order(core: Core, tier: int, drop_dirty: bool, keep_duplicates: bool) -> li
     return [[DUPLICATE], [ONLY]] if core.host_duplicates_first else [[ONLY], [DUPLICATE]]
 
 
-def _drain(core: Core, pool: int, tier: int, kinds: list[int], need: int, drop_dirty: bool, freed: Freed) -> int:
-    """Evicts from the first of some queues' heads until enough is free or they are empty. Returns how many slots."""
+class _Source(NamedTuple):
+    """Whose pages may go; with `beyond`, only those beyond what is promised at `place`."""
+
+    accounts: tuple[Account, ...]
+    beyond: bool
+    place: int
+
+    def limit(self, account: Account, need: int) -> int:
+        """How many slots may be taken of an account now, at most `need`."""
+        over = account.over(self.place) if self.beyond else None
+        return need if over is None else min(need, over)
+
+
+def _drain(
+    core: Core, source: _Source, pool: int, tier: int, kinds: list[int], stop: int, drop_dirty: bool, freed: Freed
+) -> None:
+    """Evicts from the first of some queues' heads until `stop` slots are free or nothing more may go."""
     numbers = [QUEUES_PER_POOL * core.classes[pool] + kind for kind in kinds]
-    got = 0
-    while got < need:
-        number = _first(core, numbers)
-        if number is None:
-            break
-        node = core.queues.pop(number)
+    while freed.counts[tier][pool] < stop:
+        found = _first(source, numbers)
+        if found is None:
+            return
+        number, node = found
+        node.account.queues.pop(number)
         if core.stateful is not None:
             core.stateful.taken(node)
         kind = number % QUEUES_PER_POOL
         before = freed.counts[tier][pool]
-        _take(core, node, core.classes[pool], tier, kind, need - got, drop_dirty, freed)
-        more = freed.counts[tier][pool] - before
-        got += more
-        if more and node.parent is not None:
+        need = source.limit(node.account, stop - before)
+        _take(core, node, core.classes[pool], tier, kind, need, drop_dirty, freed)
+        if freed.counts[tier][pool] > before and node.parent is not None:
             offer(core, node)
-    return got
 
 
-def _first(core: Core, numbers: list[int]) -> int | None:
+def _first(source: _Source, numbers: list[int]) -> tuple[int, Node] | None:
     best: Entry | None = None
     found = None
-    for number in numbers:
-        entry = core.queues.peek(number)
-        if entry is not None and (best is None or entry[:2] < best[:2]):
-            best, found = entry, number
+    for account in source.accounts:
+        if source.limit(account, 1) < 1:
+            continue
+        for number in numbers:
+            entry = account.queues.peek(number)
+            if entry is not None and (best is None or entry[:2] < best[:2]):
+                best, found = entry, (number, entry[2])
     return found
 
 
@@ -129,7 +148,7 @@ def _take_clean(core: Core, node: Node, freed: Freed) -> None:
     """All device pages of full coverage, each of which has a host copy: nothing depends on these."""
     held = list(node.device)
     for pool in core.full:
-        freed.add(DEVICE, pool, held[pool])
+        freed.add(node, DEVICE, pool, held[pool])
         held[pool] = None
     book_device_loss(core, node, tuple(held))
 
@@ -209,6 +228,17 @@ def _at(size: int, places: Places) -> BoolArray:
 def dirty_pages(core: Core, pool: int, count: int) -> list[tuple[Node, int, int]]:
     """The next device pages of a pool to be evicted that have no host copy: nodes and absolute pages, in order."""
     pool = core.classes[pool]
+    found: list[tuple[Node, int, int]] = []
+    for accounts, beyond in core.accounts.stages():
+        missing = count - sum(stop - start for _, start, stop in found)
+        listed = frozenset(node for node, _, _ in found)
+        found += _dirty_from(core, _Source(accounts, beyond, 2 * pool + DEVICE), pool, missing, listed)
+    return found
+
+
+def _dirty_from(
+    core: Core, source: _Source, pool: int, count: int, listed: frozenset[Node]
+) -> list[tuple[Node, int, int]]:
     number = QUEUES_PER_POOL * pool + DIRTY
     found: list[tuple[Node, int, int]] = []
     seen: list[Node] = []
@@ -216,15 +246,16 @@ def dirty_pages(core: Core, pool: int, count: int) -> list[tuple[Node, int, int]
     parents: list[Entry] = []
     need = count
     while need > 0:
-        entry = core.queues.peek(number)
+        head = _first(source, [number])
+        entry = None if head is None else head[1].account.queues.peek(number)
         if parents and (entry is None or parents[0][:2] < entry[:2]):
             node = heapq.heappop(parents)[2]
         elif entry is None:
             break
         else:
-            node = core.queues.pop(number)
+            node = entry[2].account.queues.pop(number)
             seen.append(node)
-            if pool == core.lead and node.below:
+            if node in listed or (pool == core.lead and node.below):
                 continue
         pieces = _dirty_of(core, node, pool, need)
         found += pieces

@@ -129,6 +129,7 @@ def _fill_pool(
     if added:
         _put(node, tier, pool, run)
         taken.added[pool] += added
+        node.account.held[2 * pool + tier] += added
     if len(refused):
         taken.refused[pool].append(refused.tobytes())
 
@@ -179,7 +180,7 @@ def _add_leaf(
     core: Core, parent: Node, key: bytes, start: int, first: int, given: Given, tier: int, taken: Taken
 ) -> Node:
     core.clock += 1
-    node = Node(key, parent, start, core.clock, core.nothing, core.nothing)
+    node = Node(key, parent, start, core.clock, core.nothing, core.nothing, parent.account)
     core.nodes += 1
     if parent.children is NO_CHILDREN:
         parent.children = {}
@@ -193,10 +194,10 @@ def _add_leaf(
             node.host = held
         else:
             node.device = held
-        for pool in core.full:
-            taken.added[pool] += pages
-        for pool, _ in core.loose:
-            taken.added[pool] += runs.count(held[pool])
+        for pool, run in enumerate(held):
+            added = pages if pool in core.full else runs.count(run)
+            taken.added[pool] += added
+            node.account.held[2 * pool + tier] += added
         book_leaf(core, node, tier, pages)
         return node
     close_books(core, node, False)

@@ -23,19 +23,19 @@ class Freed:
             [[] for _ in core.pools],
         )
 
-    def add(self, tier: int, pool: int, run: Run) -> None:
-        """Takes the slots of a run, if there are any."""
+    def add(self, node: Node, tier: int, pool: int, run: Run) -> None:
+        """Takes the slots of a node's run, if there are any."""
         if run is not None:
+            count = runs.count(run)
             self.pieces[tier][pool].append(run)
-            self.counts[tier][pool] += runs.count(run)
+            self.counts[tier][pool] += count
+            node.account.held[2 * pool + tier] -= count
 
     def add_all(self, node: Node) -> None:
         """Takes all slots of a node."""
         for tier, held in ((DEVICE, node.device), (HOST, node.host)):
             for pool, run in enumerate(held):
-                if run is not None:
-                    self.pieces[tier][pool].append(run)
-                    self.counts[tier][pool] += runs.count(run)
+                self.add(node, tier, pool, run)
 
     def eviction(self, core: Core) -> Eviction:
         """What was collected, as a value."""

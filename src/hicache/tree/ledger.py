@@ -51,12 +51,12 @@ def book_leaf(core: Core, node: Node, tier: int, pages: int) -> None:
         tell_parents(core, node, 1)
     else:
         node.host_pages = pages
-    free = core.free
+    free = node.account.free
     free[2 * lead + tier] += pages
     kind = DIRTY if tier == DEVICE else ONLY
     dirty = 1 if tier == DEVICE else 0
     core.dirty[lead] += dirty * pages
-    push = core.queues.push
+    push = node.account.queues.push
     push(QUEUES_PER_POOL * lead + kind, node)
     held = node.device if tier == DEVICE else node.host
     for pool, _ in core.loose:
@@ -91,7 +91,7 @@ def book_split(core: Core, node: Node, head: Node) -> None:
 def book_device_loss(core: Core, node: Node, left: tuple[Run, ...]) -> None:
     """Takes all device pages of full coverage from an unpinned node, where each has a host copy; `left` stays."""
     lead = core.main
-    free = core.free
+    free = node.account.free
     free[2 * lead] -= node.device_pages
     free[2 * lead + HOST] -= host_free(core, node)
     node.device = left
@@ -122,7 +122,7 @@ def _recount(core: Core, node: Node, lead: int) -> None:
 
 
 def _tally(core: Core, node: Node, sign: int) -> None:
-    free = core.free
+    free = node.account.free
     lead = core.lead
     if lead is not None:
         if node.device_pages:
@@ -146,9 +146,9 @@ def tally_dirty(core: Core, node: Node, pool: int, sign: int) -> None:
 def tally_loose(core: Core, node: Node, pool: int, sign: int) -> None:
     """Adds a node's share of a loose pool's evictable slots to the counters, or takes it out (`sign` -1)."""
     if node.device[pool] is not None:
-        core.free[2 * pool] += sign * loose_free(core, node, pool, DEVICE)
+        node.account.free[2 * pool] += sign * loose_free(core, node, pool, DEVICE)
     if node.host[pool] is not None:
-        core.free[2 * pool + HOST] += sign * loose_free(core, node, pool, HOST)
+        node.account.free[2 * pool + HOST] += sign * loose_free(core, node, pool, HOST)
 
 
 def loose_free(core: Core, node: Node, pool: int, tier: int) -> int:
@@ -220,7 +220,7 @@ def tell_parents(core: Core, node: Node, change: int) -> None:
         before = host_free(core, parent) if alone else 0
         parent.below = was + change
         if alone:
-            core.free[2 * lead + HOST] += host_free(core, parent) - before
+            parent.account.free[2 * lead + HOST] += host_free(core, parent) - before
         if change < 0:
             _offer_lead(core, parent, lead)
         if parent.device_pages:
@@ -230,7 +230,7 @@ def tell_parents(core: Core, node: Node, change: int) -> None:
 
 def raise_here(core: Core, node: Node) -> None:
     """One more reason for the device copies of the prefix that ends in `node` to stay."""
-    free, lead = core.free, 2 * core.main
+    free, lead = node.account.free, 2 * core.main
     parent = node.parent
     while parent is not None:
         pinned = node.here
@@ -248,7 +248,7 @@ def raise_here(core: Core, node: Node) -> None:
 
 def lower_here(core: Core, node: Node) -> None:
     """Takes back one `raise_here`."""
-    free, lead = core.free, 2 * core.main
+    free, lead = node.account.free, 2 * core.main
     parent = node.parent
     while parent is not None:
         pinned = node.here - 1
@@ -294,7 +294,7 @@ def _change_some(core: Core, node: Node, change: int) -> None:
     before = host_free(core, node) if alone else 0
     node.some += change
     if alone:
-        core.free[2 * core.main + HOST] += host_free(core, node) - before
+        node.account.free[2 * core.main + HOST] += host_free(core, node) - before
     renew_hold(core, node)
 
 
@@ -331,7 +331,7 @@ def offer(core: Core, node: Node) -> None:
 
 
 def _offer_lead(core: Core, node: Node, lead: int) -> None:
-    push = core.queues.push
+    push = node.account.queues.push
     at = QUEUES_PER_POOL * lead
     if node.device_pages and not node.here and not node.below:
         if node.double_pages and device_tail_is_clean(node, lead):
@@ -362,10 +362,10 @@ def _offer_loose(core: Core, node: Node, pool: int) -> None:
     if missing:
         for kind in (CLEAN, DIRTY, DUPLICATE, ONLY):
             if missing & (QUEUED << (at + kind)):
-                core.queues.push(at + kind, node)
+                node.account.queues.push(at + kind, node)
     if pool == core.main and node.flags & USELESS:
-        core.queues.push(at + USELESS_DEVICE, node)
-        core.queues.push(at + USELESS_HOST, node)
+        node.account.queues.push(at + USELESS_DEVICE, node)
+        node.account.queues.push(at + USELESS_HOST, node)
 
 
 def offer_loose(core: Core, node: Node, pool: int) -> None:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from hicache.tree.runs import Run
+
+if TYPE_CHECKING:
+    from hicache.tree.accounts import Account
 
 DEVICE = 0
 HOST = 1
@@ -30,6 +35,7 @@ class Node:
     """
 
     __slots__ = (
+        "account",
         "below",
         "born",
         "children",
@@ -52,8 +58,16 @@ class Node:
     )
 
     def __init__(
-        self, key: bytes, parent: Node | None, start: int, tick: int, device: tuple[Run, ...], host: tuple[Run, ...]
+        self,
+        key: bytes,
+        parent: Node | None,
+        start: int,
+        tick: int,
+        device: tuple[Run, ...],
+        host: tuple[Run, ...],
+        account: Account,
     ) -> None:
+        self.account = account
         self.key = key
         """The tokens of its pages, as the tree compares them."""
         self.children = NO_CHILDREN

@@ -221,8 +221,8 @@ def _switch(core: Core, node: Node, pool: int, what: int, change: int) -> None:
     alone = pins is None or not (any(pins[place - what : place]) or any(pins[place + 1 : place - what + PINS_PER_POOL]))
     if alone and what in (PIN_HERE, PIN_HERE + LAST_PAGE):
         on_device, on_host = _kept_here(node, pool, what == PIN_HERE)
-        core.free[2 * pool] -= change * on_device
-        core.free[2 * pool + HOST] -= change * on_host
+        node.account.free[2 * pool] -= change * on_device
+        node.account.free[2 * pool + HOST] -= change * on_host
         _change(core, node, place, change)
     else:
         tally_loose(core, node, pool, -1)

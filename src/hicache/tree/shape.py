@@ -43,6 +43,7 @@ def split(core: Core, node: Node, at: int) -> Node:
         node.tick,
         _heads(node.device, pages),
         _heads(node.host, pages),
+        node.account,
     )
     core.nodes += 1
     parent.children[first_page(core, head)] = head
@@ -181,7 +182,7 @@ def _cut(core: Core, node: Node, pages: int, freed: Freed) -> None:
     for tier, held in ((DEVICE, node.device), (HOST, node.host)):
         for pool, run in enumerate(held):
             if run is not None:
-                freed.add(tier, pool, run[4 * pages :])
+                freed.add(node, tier, pool, run[4 * pages :])
     node.key = node.key[: pages * core.block_bytes]
     node.device = _heads(node.device, pages)
     node.host = _heads(node.host, pages)
@@ -246,7 +247,7 @@ def _punch(node: Node, pool: int, tier: int, gone: BoolArray, freed: Freed) -> N
         return
     held[pool], taken = runs.punch(run, gone)
     if taken:
-        freed.add(tier, pool, taken)
+        freed.add(node, tier, pool, taken)
     if tier == HOST:
         node.host = tuple(held)
     else:

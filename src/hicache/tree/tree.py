@@ -1,6 +1,7 @@
 """The tree says what is where and decides what goes: no I/O, no locks, no tensors; others act."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -8,10 +9,11 @@ from hicache.errors import InvariantError
 from hicache.keys import page_keys
 from hicache.tree import evict as eviction
 from hicache.tree import fill, forget, marks, pins, reading, runs, use
+from hicache.tree.accounts import Account
 from hicache.tree.check import check
 from hicache.tree.core import Core
 from hicache.tree.digest import digest
-from hicache.tree.freed import Freed
+from hicache.tree.freed import TIERS, Freed
 from hicache.tree.node import DEVICE, HOST, Node
 from hicache.tree.policy import NO_WISH, EvictionPolicy, Lru, Wish
 from hicache.tree.reach import any_prefix, device_prefix, known_path, resumable
@@ -132,7 +134,7 @@ class RadixTree:
         core = self._core
         root = core.roots.get(namespace)
         if root is None:
-            root = Node(b"", None, 0, 0, core.nothing, core.nothing)
+            root = Node(b"", None, 0, 0, core.nothing, core.nothing, core.accounts.of(namespace))
             root.keys = namespace
         return root
 
@@ -323,9 +325,55 @@ class RadixTree:
         return freed.eviction(core)
 
     def evictable(self, pool: PoolName, tier: Tier) -> int:
-        """How many slots `evict(..., drop_dirty=True)` could free now."""
+        """How many slots `evict(..., drop_dirty=True)` could free now, for whoever asks."""
         core = self._core
-        return core.free[2 * core.classes[core.pool(pool)] + _tier(tier)]
+        accounts, place = core.accounts, 2 * core.classes[core.pool(pool)] + _tier(tier)
+        return sum(accounts.may_lose(account, place) for account in accounts.all)
+
+    # Quotas
+
+    def promise(self, slots: Mapping[str, Mapping[Tier, Mapping[PoolName, int]]]) -> None:
+        """Promises slots to tenants by name: others never push them below that. Once, before anything is inserted."""
+        core = self._core
+        if core.roots:
+            raise InvariantError("quotas are set before anything is cached")
+        core.accounts.promise(
+            {
+                name: [tiers[tier].get(pool.name, 0) for pool in core.pools for tier in TIERS]
+                for name, tiers in slots.items()
+            }
+        )
+
+    def own(self, namespace: bytes, tenant: str) -> None:
+        """The pages of a namespace are a tenant's; of no account of its own, if nothing was promised to that."""
+        self._core.accounts.own(namespace, tenant)
+
+    @contextmanager
+    def asking(self, where: bytes | Span) -> Iterator[None]:
+        """What is evicted meanwhile goes for the sake of the tenant of a namespace, or of a span."""
+        accounts = self._core.accounts
+        before, accounts.asking = accounts.asking, self._account(where)
+        try:
+            yield
+        finally:
+            accounts.asking = before
+
+    def _account(self, where: bytes | Span) -> Account:
+        if isinstance(where, Span):
+            return where.node.account
+        root = self._core.roots.get(where)
+        return self._core.accounts.of(where) if root is None else root.account
+
+    def owned(self) -> Mapping[str, Mapping[Tier, Mapping[PoolName, int]]]:
+        """How many slots each tenant with a promise has, per tier and pool; "": all others together."""
+        core = self._core
+        return {
+            account.name: {
+                tier: {pool.name: account.held[2 * number + place] for number, pool in enumerate(core.pools)}
+                for place, tier in enumerate(TIERS)
+            }
+            for account in core.accounts.all
+        }
 
     def dirty_count(self, pool: PoolName) -> int:
         """How many device pages of a pool lack a host copy, pinned or not."""

@@ -28,7 +28,7 @@ def touch(core: Core, node: Node, pages: int, wish: Wish) -> None:
             node.tick = core.clock
     if core.policy.keys_fall:
         for node in path:
-            core.queues.lowered(node)
+            node.account.queues.lowered(node)
     if core.stateful is not None:
         for node in path:
             _lower(core, core.stateful.used(node, wish))
@@ -61,5 +61,6 @@ def often_used(core: Core, node: Node, pages: int, hits: int) -> int:
 
 
 def _lower(core: Core, fell: Nodes) -> None:
-    for node in fell:
-        core.queues.lowered(own(node))
+    for one in fell:
+        node = own(one)
+        node.account.queues.lowered(node)
