@@ -31,6 +31,7 @@ EXPORTED = [
     "PoolEntry",
     "PoolTransfer",
     "QueueFullError",
+    "Quota",
     "RankError",
     "Retracted",
     "SidecarPoolSpec",

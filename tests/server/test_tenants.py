@@ -5,12 +5,13 @@ from pathlib import Path
 import httpx
 import pytest
 
+from hicache.cache import Quota
 from hicache.config import ServeConfig, Settings
 from hicache.errors import ConfigError
 from hicache.server import build_app
 from hicache.server.admin import ENDPOINTS
 from hicache.server.errors import ApiError
-from hicache.server.key_file import keyring_of, read_grants
+from hicache.server.key_file import access_of, read_key_file
 from hicache.server.launch import reached_at
 from hicache.server.tenants import ANYONE, Keyring, grant
 from tests.server.fake_engine import FakeEngine
@@ -66,8 +67,8 @@ def test_a_file_has_a_key_per_line_or_a_table_per_tenant(tmp_path: Path) -> None
     lines, tables = tmp_path / "keys", tmp_path / "keys.toml"
     lines.write_text(f"# ours\n\nacme:{SECRET}\n  other:{OTHER}\n")
     tables.write_text(f'[tenants.acme]\nkeys = ["{SECRET}"]\n[tenants.other]\nkeys = ["{OTHER}"]\n')
-    assert list(read_grants(lines)) == list(read_grants(tables))
-    keyring = keyring_of(ServeConfig(api_key_file=lines, api_key="third:another-key"))
+    assert read_key_file(lines) == read_key_file(tables)
+    keyring = access_of(ServeConfig(api_key_file=lines, api_key="third:another-key")).keyring
     assert keyring.labels == ("third", "acme", "other")
 
 
@@ -80,31 +81,39 @@ def test_a_file_has_a_key_per_line_or_a_table_per_tenant(tmp_path: Path) -> None
         ("keys.toml", 'hunter2 = "hunter2hunter2"'),
         ("keys.toml", '[tenants.acme]\nkeys = "hunter2hunter2"'),
         ("keys.toml", '[tenants.acme]\nkeys = ["hunter2hunter2"]\nqota = 1'),
+        ("keys.toml", '[tenants.acme]\nkeys = ["hunter2hunter2"]\ndevice_share = "hunter2"'),
+        ("keys.toml", '[tenants.acme]\nkeys = ["hunter2hunter2"]\nhost_share = 1.5'),
         ("keys.toml", '[tenants."hunter2 x"]\nkeys = ["hunter2hunter2"]'),
     ],
 )
 def test_a_file_that_makes_no_sense_is_refused_and_not_shown(tmp_path: Path, name: str, text: str) -> None:
     (tmp_path / name).write_text(text)
     with pytest.raises(ConfigError, match=rf"^api_key_file={tmp_path}/{name}") as refused:
-        keyring_of(ServeConfig(api_key_file=tmp_path / name))
+        access_of(ServeConfig(api_key_file=tmp_path / name))
     assert "hunter2" not in str(refused.value)
+
+
+def test_a_file_has_quotas(tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    path.write_text(f'[tenants.acme]\nkeys = ["{SECRET}"]\ndevice_share = 0.25\n[tenants.other]\nkeys = ["{OTHER}"]\n')
+    assert access_of(ServeConfig(api_key_file=path)).quotas == {"acme": Quota(device_share=0.25)}
 
 
 def test_a_file_that_is_not_there_is_told_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="No such file"):
-        keyring_of(ServeConfig(api_key_file=tmp_path / "none"))
+        access_of(ServeConfig(api_key_file=tmp_path / "none"))
 
 
 def test_the_admin_key_is_no_api_key() -> None:
     with pytest.raises(ConfigError, match="admin_key") as refused:
-        keyring_of(ServeConfig(api_key=f"acme:{SECRET}", admin_key=SECRET))
+        access_of(ServeConfig(api_key=f"acme:{SECRET}", admin_key=SECRET))
     assert SECRET not in str(refused.value)
 
 
 def test_keys_are_never_shown() -> None:
     given = Settings(serve=ServeConfig(api_key=f"acme:{SECRET}, {OTHER}"))
     assert len(given.serve.api_key) == 2
-    keyring = keyring_of(given.serve)
+    keyring = access_of(given.serve).keyring
     shown = (given.describe(), repr(given), repr(keyring), repr(grant(SECRET, "here")))
     assert not any(secret in text for text in shown for secret in (SECRET, OTHER))
 

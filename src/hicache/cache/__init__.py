@@ -2,6 +2,7 @@
 
 from hicache.cache.load import Load
 from hicache.cache.match import Match
+from hicache.cache.quotas import Quota
 from hicache.cache.registration import SidecarPoolSpec
 from hicache.cache.retraction import Retracted
 from hicache.cache.stats import CacheStats, PoolStats
@@ -18,6 +19,7 @@ __all__ = [
     "Load",
     "Match",
     "PoolStats",
+    "Quota",
     "Retracted",
     "SidecarPoolSpec",
     "UnifiedRadixCache",

@@ -37,15 +37,23 @@ def most_chunk(
 
 
 def require_fit(
-    state: State, allocators: Mapping[PoolName, SlotAllocator], tokens: int, chunk_tokens: int, page_size: int
+    state: State,
+    allocators: Mapping[PoolName, SlotAllocator],
+    tokens: int,
+    chunk_tokens: int,
+    page_size: int,
+    tenant: str = "",
 ) -> None:
     """Raises CapacityError unless a request of `tokens` tokens fits into an empty device; it names every pool."""
     lookahead, short = state.tree.lookahead_tokens, []
     for pool in state.pools:
-        coverage, slots = state.group.get_entry(pool).coverage, device_slots(allocators[pool])
+        coverage = state.group.get_entry(pool).coverage
+        others = state.tree.promised_to_others(pool, Tier.DEVICE, tenant)
+        slots = device_slots(allocators[pool]) - others
         need = most_slots(coverage, tokens, chunk_tokens, page_size, lookahead)
         if need > slots:
-            short.append(f"{need} slots of pool {pool!r}, which has {slots}")
+            beside = f" beside {others} that are promised to other tenants" if others else ""
+            short.append(f"{need} slots of pool {pool!r}, which has {slots}{beside}")
     if short:
         raise CapacityError(
             f"{tokens} tokens, computed {min(tokens, chunk_tokens)} at a time, need {' and '.join(short)} on the"

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from hicache.cache.match import Match
+from hicache.cache.quotas import held_bytes
 from hicache.controller import HybridCacheController
 from hicache.controller.state import present
 from hicache.pools import GroupCounts, SlotAllocator
@@ -29,6 +30,7 @@ class CacheStats:
     """`hit_tokens` by tier are part of `lookup_tokens`; `counters` are counts since the cache was built.
 
     `retracted` of the open matches were taken off the device and are not back. `group`: how reservations went.
+    `tenant_bytes`: what each tenant with a quota has cached, and under "" all others; empty without quotas.
     """
 
     pools: tuple[PoolStats, ...]
@@ -41,6 +43,7 @@ class CacheStats:
     storage: PageStoreStats | None
     retracted: int = 0
     group: GroupCounts = field(default_factory=GroupCounts)
+    tenant_bytes: Mapping[str, Mapping[Tier, int]] = field(default_factory=dict)
 
     @property
     def hit_rate(self) -> float:
@@ -65,6 +68,7 @@ def cache_stats(
         storage=store.stats() if store is not None else None,
         retracted=sum(match.away for match in held),
         group=state.group.counts(),
+        tenant_bytes=held_bytes(state),
     )
 
 

@@ -145,7 +145,8 @@ class UnifiedRadixCache(Upkeep):
         again = match.reads and match.loads_begun < LOAD_ATTEMPTS
         span = match.resume(self._reusable_pages(match.tokens)) if again else match.span
         self._use(match, span)
-        back = self._controller.load(span, match)
+        with self._controller.state.tree.asking(match.root):
+            back = self._controller.load(span, match)
         if back is None and self._controller.writing_back:
             return None
         if back is None:
@@ -172,7 +173,8 @@ class UnifiedRadixCache(Upkeep):
         match.require_here()
         self._use(match, match.span)
         pages, demand = match.wanted(new_tokens, checkpoint)
-        reservation = self._controller.mem_pool_host.reserve(demand, Tier.DEVICE)
+        with self._controller.state.tree.asking(match.root):
+            reservation = self._controller.mem_pool_host.reserve(demand, Tier.DEVICE)
         if reservation is None:
             return None
         return match.lend(reservation.commit(), pages, new_tokens)
@@ -239,7 +241,8 @@ class UnifiedRadixCache(Upkeep):
         if match.length_tokens == 0:
             return None
         self._use(match, match.span)
-        return retract(self._controller, match, after)
+        with self._controller.state.tree.asking(match.root):
+            return retract(self._controller, match, after)
 
     def retraction_restore(self, retracted: Retracted) -> Load | None:
         """Bring a request back into other device slots, all reserved at once; its match goes on as before.
@@ -251,7 +254,8 @@ class UnifiedRadixCache(Upkeep):
         self._require_open()
         match = retracted.match
         match.require_away()
-        back = restore(self._controller, match, self._transfer_timeout_s)
+        with self._controller.state.tree.asking(match.root):
+            back = restore(self._controller, match, self._transfer_timeout_s)
         if back is None and not match.is_lost:
             return None
         progress = () if back is None else back.progress

@@ -5,12 +5,13 @@ from collections.abc import Mapping
 from hicache.cache.audit import audit
 from hicache.cache.flush import flush
 from hicache.cache.match import Match
+from hicache.cache.quotas import Quota, promise
 from hicache.cache.retraction import Retracted
-from hicache.cache.room import require_fit, room
+from hicache.cache.room import device_slots, require_fit, room
 from hicache.cache.stats import CacheStats, cache_stats
 from hicache.controller import Flush, HybridCacheController
 from hicache.coverage import Coverage
-from hicache.errors import ClosedError
+from hicache.errors import ClosedError, ConfigError
 from hicache.keys import Namespace
 from hicache.pools import SlotAllocator
 from hicache.storage import PageStore
@@ -58,25 +59,49 @@ class Upkeep:
         self._require_open()
         self._controller.poll()
 
-    def require_fit(self, tokens: int, chunk_tokens: int | None = None) -> None:
+    def require_fit(self, tokens: int, chunk_tokens: int | None = None, *, tenant: str = "") -> None:
         """Raises CapacityError for a request that can never run here: names need and limit of every pool it misses.
 
         `tokens`: how many it computes in all, `chunk_tokens` of them (None: all) before it inserts them, which lets
-        pages behind a window go. Looks at sizes only; any thread may ask.
+        pages behind a window go. What is promised to other tenants is not for it. Looks at sizes only; any thread may
+        ask.
         """
         state, chunk = self._controller.state, tokens if chunk_tokens is None else chunk_tokens
-        require_fit(state, self._device_allocators, tokens, chunk, self._page_size)
+        require_fit(state, self._device_allocators, tokens, chunk, self._page_size, tenant)
 
-    def room(self) -> Mapping[PoolName, int]:
-        """Per pool with slots of its own, the device slots that are free or may go, maybe after being written back."""
+    def set_quotas(self, quotas: Mapping[str, Quota]) -> None:
+        """Promise memory to tenants (`Namespace.tenant`), once, before the first request; on all ranks the same.
+
+        Raises ConfigError for more than there is, or when it is too late.
+        """
         self._require_open()
-        return room(self._controller.state)
+        state = self._controller.state
+        if self._matches or state.tree.nodes:
+            raise ConfigError("quotas are set before the first request; build the cache anew")
+        sizes = {
+            Tier.DEVICE: {pool: device_slots(self._device_allocators[pool]) for pool in state.pools},
+            Tier.HOST: {pool: state.group.get_entry(pool).host_pool.slots for pool in state.pools},
+        }
+        promise(state, sizes, quotas)
+
+    def room(self, namespace: Namespace | None = None) -> Mapping[PoolName, int]:
+        """Per pool with slots of its own, the device slots that are free or may go, maybe after being written back.
+
+        For a request of `namespace`, what is promised to other tenants may not go.
+        """
+        self._require_open()
+        state = self._controller.state
+        if namespace is None:
+            return room(state)
+        with state.tree.asking(namespace.fingerprint):
+            return room(state)
 
     def room_after(self, retracted: Retracted) -> Mapping[PoolName, int]:
         """What `room` would be left if this request came back now; below 0, so many slots are lacking."""
         self._require_open()
-        parcel = retracted.match.parcel
-        return self.room() if parcel is None else self._controller.retractions.room_after(parcel)
+        match = retracted.match
+        with self._controller.state.tree.asking(match.root):
+            return self.room() if match.parcel is None else self._controller.retractions.room_after(match.parcel)
 
     def evict(self, tier: Tier, pages: int | None = None, pool: PoolName | None = None) -> int:
         """Free up to `pages` pages of the device or host tier (None: all that may go). Returns how many went at once.

@@ -67,7 +67,7 @@ class Backups:
         counts = {pool: int(found.sum()) for pool, found in pages.items()}
         if not pages and not more:
             return {}
-        with ExitStack() as undo:
+        with state.tree.asking(span), ExitStack() as undo:
             if pages:
                 span = state.tree.narrow(span)
             receipt = state.tree.pin_from(span, Pin.HERE, state.starts(span, pages))

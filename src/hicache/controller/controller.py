@@ -145,7 +145,11 @@ class HybridCacheController:
         return self._agree.ranks == 1
 
     def note_request(self, namespace: Namespace, tokens: bytes) -> None:
-        """Every rank is given these tokens (little-endian uint32) in this step; where a rank is not, all will know."""
+        """A namespace is used, for these tokens (little-endian uint32).
+
+        Every rank is given them in this step; where a rank is not, all will know.
+        """
+        self._state.tree.own(namespace.fingerprint, namespace.tenant)
         if self._attachment is not None:
             self._labels.tell(namespace, self._attachment.store)
         if not self.alone:

@@ -93,7 +93,7 @@ class Fetches:
         length = len(next(iter(wanted.values())))
         known = state.tree.span(match, 0, min(match.pages, length))
         demand = {pool: int(pages.sum()) for pool, pages in wanted.items() if pages.any()}
-        with ExitStack() as undo:
+        with state.tree.asking(prefix.namespace), ExitStack() as undo:
             receipt = state.tree.pin_from(known, Pin.SOMEWHERE, self._needed_from(length))
             undo.callback(state.tree.unpin, receipt)
             reservation = state.group.reserve(demand, Tier.HOST)

@@ -141,7 +141,8 @@ class Prefetches:
         for pool, missing in asked.missing.items():
             offered[pool] = np.zeros(len(missing), dtype=np.bool_)
             offered[pool][missing] = state.good(pool, int(missing.sum()), completion.good)
-        length = self._affordable(resident, offered)
+        with state.tree.asking(ticket.prefix.namespace):
+            length = self._affordable(resident, offered)
         if length <= match.usable_pages:
             self._end(ticket)
             return

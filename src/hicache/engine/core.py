@@ -75,17 +75,18 @@ class EngineCore:
         running, waiting, away = len(lineup.running), len(lineup.waiting), len(lineup.away)
         return replace(self._counts, running=running, waiting=waiting, retracted=away)
 
-    def require_fit(self, tokens: int, use: CacheUse = CACHED) -> None:
+    def require_fit(self, tokens: int, use: CacheUse = CACHED, tenant: str = "") -> None:
         """Raises CapacityError when prompt and answer of `tokens` tokens can never fit. Any thread may ask."""
         # Pages that are not shared go with their request, and none before, also those that no window sees any more.
         chunk_tokens = self._options.chunk_tokens if use.write else None
         # The last token of an answer is never run through the model.
-        self.cache.require_fit(max(1, tokens - 1), chunk_tokens)
+        self.cache.require_fit(max(1, tokens - 1), chunk_tokens, tenant=tenant)
 
     def add(self, request: Request) -> None:
         """Queue a request; what storage has of its prompt is fetched meanwhile. One that can never fit fails here."""
         try:
-            self.require_fit(request.prompt_tokens + request.params.max_tokens, request.cache)
+            tokens = request.prompt_tokens + request.params.max_tokens
+            self.require_fit(tokens, request.cache, request.namespace.tenant)
         except CapacityError as error:
             request.fail(str(error))
             self._counts.failed_requests += 1

@@ -5,7 +5,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from hicache.cache import CacheStats, Flush, Flushed
+from hicache.cache import CacheStats, Flush, Flushed, Quota
 from hicache.engine import operations
 from hicache.engine.core import EngineCore
 from hicache.engine.model import Tokenizer
@@ -192,6 +192,11 @@ class Engine:
         namespace = None if salt is None else self.info.namespace.with_tenant(tenant, salt)
         return operations.flush(self, namespace, force=force, timeout_s=timeout_s)
 
+    def set_quotas(self, quotas: Mapping[str, Quota]) -> None:
+        """Promise memory to tenants, before the first request. Raises ConfigError for more than there is."""
+        if quotas:
+            self.call(lambda core: core.cache.set_quotas(quotas))
+
     def update_weights(
         self, folder: str, *, draft: str | None = None, force: bool = False, timeout_s: float = FLUSH_TIMEOUT_S
     ) -> Flushed:
@@ -280,7 +285,7 @@ class Engine:
                 f"{len(prompt_ids)} prompt tokens and max_tokens={params.max_tokens} need {need} tokens, but prompt and"
                 f" answer together can have {self.info.max_model_len}; shorten the prompt or ask for fewer tokens"
             )
-        self._core.require_fit(need, ask.cache)
+        self._core.require_fit(need, ask.cache, ask.tenant)
 
     def _emitter(self, request_id: int, stream: Stream) -> Callable[[Chunk], None]:
         def emit(chunk: Chunk) -> None:

@@ -68,7 +68,7 @@ class Intake:
         if match.host_tokens and not self._will_be_shared(waiting.request, match):
             ahead = [one.ahead.claim(HEADROOM_TOKENS) for one in self._lineup.waiting if one.ahead is not None]
             claim = _claim(waiting.request, match, self._cache.page_size)
-            if self._budget().admits(self._cache.room(), claim, [*self._running(), *ahead]):
+            if self._budget().admits(self._cache.room(waiting.request.namespace), claim, [*self._running(), *ahead]):
                 return self._new_sequence(waiting, match)
         self._cache.release(match)
         return None
@@ -99,7 +99,7 @@ class Intake:
             waiting.stay()
         ahead = waiting.ahead
         claim = _claim(request, match, self._cache.page_size) if ahead is None else ahead.claim(HEADROOM_TOKENS)
-        if not self._has_way(request, claim, dict(self._cache.room())):
+        if not self._has_way(request, claim, dict(self._cache.room(request.namespace))):
             self._cache.release(match)
             return None
         if ahead is None:

@@ -49,6 +49,7 @@ class EngineCollector(Collector):
         yield from _pools(stats.pools)
         yield from _reservations(stats.group)
         yield _hits(stats)
+        yield _tenants(stats)
         yield _counter("hicache_cache_lookup_tokens", "Prompt tokens looked up in the cache", stats.lookup_tokens)
         yield _counter(
             "hicache_cache_kv_hit_without_state_tokens",
@@ -137,6 +138,18 @@ def _hits(stats: CacheStats) -> Metric:
     for tier, tokens in stats.hit_tokens.items():
         hits.add_metric((tier.value,), tokens)
     return hits
+
+
+def _tenants(stats: CacheStats) -> Metric:
+    held = GaugeMetricFamily(
+        "hicache_tenant_cached_bytes",
+        'Bytes cached in memory for each tenant with a quota, by tier; "": all others',
+        labels=("tenant", "tier"),
+    )
+    for tenant, tiers in stats.tenant_bytes.items():
+        for tier, count in tiers.items():
+            held.add_metric((tenant, tier.value), count)
+    return held
 
 
 def _counted(stats: CacheStats, core: CoreCounts) -> Iterator[Metric]:

@@ -16,7 +16,7 @@ from hicache.engine import Engine, create_engine
 from hicache.errors import ConfigError
 from hicache.server.admin import Admin
 from hicache.server.app import build_app
-from hicache.server.key_file import keyring_of
+from hicache.server.key_file import access_of
 from hicache.server.keys import Key
 from hicache.server.tenants import Keyring
 
@@ -30,14 +30,15 @@ _LAST_WORDS_S = 5
 def run(settings: Settings) -> int:
     """Serve until SIGINT or SIGTERM; 0 then. Raises ConfigError, in one line, for what can't be served."""
     logging.basicConfig(format="hicache: %(message)s", stream=sys.stderr)
-    keyring = keyring_of(settings.serve)
+    access = access_of(settings.serve)
     with take_address(settings.serve) as listener:
         engine = create_engine(settings)
         try:
+            engine.set_quotas(access.quotas)
             listen(listener, settings.serve)
-            _announce(engine, settings, listener, keyring)
+            _announce(engine, settings, listener, access.keyring)
             with _signals_end_only_the_server():
-                _Server(engine, _admin(engine, settings.serve), keyring).run(sockets=[listener])
+                _Server(engine, _admin(engine, settings.serve), access.keyring).run(sockets=[listener])
         finally:
             engine.close()
     return 0

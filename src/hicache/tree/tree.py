@@ -1,7 +1,6 @@
 """The tree says what is where and decides what goes: no I/O, no locks, no tensors; others act."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -9,12 +8,12 @@ from hicache.errors import InvariantError
 from hicache.keys import page_keys
 from hicache.tree import evict as eviction
 from hicache.tree import fill, forget, marks, pins, reading, runs, use
-from hicache.tree.accounts import Account
 from hicache.tree.check import check
 from hicache.tree.core import Core
 from hicache.tree.digest import digest
-from hicache.tree.freed import TIERS, Freed
-from hicache.tree.node import DEVICE, HOST, Node
+from hicache.tree.freed import Freed
+from hicache.tree.node import Node
+from hicache.tree.owned import Owned, place_of
 from hicache.tree.policy import NO_WISH, EvictionPolicy, Lru, Wish
 from hicache.tree.reach import any_prefix, device_prefix, known_path, resumable
 from hicache.tree.shape import KEY_BYTES, drop, trim
@@ -24,15 +23,7 @@ from hicache.tree.walk import blocks_of, walk
 from hicache.units import HOLE, BoolArray, Int32Array, PoolName, Tier
 
 
-def _tier(tier: Tier) -> int:
-    if tier is Tier.DEVICE:
-        return DEVICE
-    if tier is Tier.HOST:
-        return HOST
-    raise InvariantError("the tree knows what is in device and host memory; what lies in storage has no node")
-
-
-class RadixTree:
+class RadixTree(Owned):
     """A radix tree over the pages of prompts, with residency per pool and tier.
 
     `pools`: those with slots of their own, the anchor first. `lookahead_tokens`: how many tokens after a page are part
@@ -53,7 +44,7 @@ class RadixTree:
         host_duplicates_first: bool = False,
     ) -> None:
         policy = Lru() if policy is None else policy
-        self._core = Core(page_size, lookahead_tokens, pools, policy, host_duplicates_first)
+        super().__init__(Core(page_size, lookahead_tokens, pools, policy, host_duplicates_first))
         if self._core.stateful is not None:
             self._core.stateful.begin(View(self._core))
 
@@ -142,7 +133,7 @@ class RadixTree:
         """The slots of pages `start` to `stop`, HOLE where nothing is resident; int32 [stop - start], read-only."""
         core = self._core
         number = core.pool(pool)
-        place = _tier(tier)
+        place = place_of(tier)
         if isinstance(where, TreeMatch):
             if not where.path or start >= stop:
                 return np.full(max(0, stop - start), HOLE, np.int32)
@@ -276,7 +267,7 @@ class RadixTree:
             core.roots[namespace] = root
         taken = fill.Taken(core)
         met = [] if known is None else known_path(core, known.path, min(known.pages, pages))
-        path = fill.insert(core, root, met, blocks, first_page, given, length, _tier(tier), taken)
+        path = fill.insert(core, root, met, blocks, first_page, given, length, place_of(tier), taken)
         if core.stateful is not None:
             use.fill(core, core.stateful, path, first_page, wish)
         if not root.children:
@@ -294,14 +285,14 @@ class RadixTree:
         if length != len(span):
             raise InvariantError(f"{length} slots per pool were given for a span of {len(span)} pages")
         taken = fill.Taken(core)
-        fill.attach(core, span.node, span.start, span.stop, _tier(tier), given, taken)
+        fill.attach(core, span.node, span.start, span.stop, place_of(tier), given, taken)
         return taken.duplicates(core)
 
     def detach(self, span: Span, tier: Tier, pools: Sequence[PoolName]) -> Eviction:
         """Takes bad data away, pinned or not; what is of no use without it goes along unless pinned."""
         core = self._core
         freed = Freed(core)
-        place = _tier(tier)
+        place = place_of(tier)
         classes = sorted({core.classes[core.pool(name)] for name in pools})
         for node, low, high in marks.pieces(core, span.node, span.start, span.stop):
             for pool in classes:
@@ -321,59 +312,8 @@ class RadixTree:
         """
         core = self._core
         freed = Freed(core)
-        eviction.evict(core, core.pool(pool), _tier(tier), count, drop_dirty, freed, keep_duplicates)
+        eviction.evict(core, core.pool(pool), place_of(tier), count, drop_dirty, freed, keep_duplicates)
         return freed.eviction(core)
-
-    def evictable(self, pool: PoolName, tier: Tier) -> int:
-        """How many slots `evict(..., drop_dirty=True)` could free now, for whoever asks."""
-        core = self._core
-        accounts, place = core.accounts, 2 * core.classes[core.pool(pool)] + _tier(tier)
-        return sum(accounts.may_lose(account, place) for account in accounts.all)
-
-    # Quotas
-
-    def promise(self, slots: Mapping[str, Mapping[Tier, Mapping[PoolName, int]]]) -> None:
-        """Promises slots to tenants by name: others never push them below that. Once, before anything is inserted."""
-        core = self._core
-        if core.roots:
-            raise InvariantError("quotas are set before anything is cached")
-        core.accounts.promise(
-            {
-                name: [tiers[tier].get(pool.name, 0) for pool in core.pools for tier in TIERS]
-                for name, tiers in slots.items()
-            }
-        )
-
-    def own(self, namespace: bytes, tenant: str) -> None:
-        """The pages of a namespace are a tenant's; of no account of its own, if nothing was promised to that."""
-        self._core.accounts.own(namespace, tenant)
-
-    @contextmanager
-    def asking(self, where: bytes | Span) -> Iterator[None]:
-        """What is evicted meanwhile goes for the sake of the tenant of a namespace, or of a span."""
-        accounts = self._core.accounts
-        before, accounts.asking = accounts.asking, self._account(where)
-        try:
-            yield
-        finally:
-            accounts.asking = before
-
-    def _account(self, where: bytes | Span) -> Account:
-        if isinstance(where, Span):
-            return where.node.account
-        root = self._core.roots.get(where)
-        return self._core.accounts.of(where) if root is None else root.account
-
-    def owned(self) -> Mapping[str, Mapping[Tier, Mapping[PoolName, int]]]:
-        """How many slots each tenant with a promise has, per tier and pool; "": all others together."""
-        core = self._core
-        return {
-            account.name: {
-                tier: {pool.name: account.held[2 * number + place] for number, pool in enumerate(core.pools)}
-                for place, tier in enumerate(TIERS)
-            }
-            for account in core.accounts.all
-        }
 
     def dirty_count(self, pool: PoolName) -> int:
         """How many device pages of a pool lack a host copy, pinned or not."""
@@ -440,7 +380,7 @@ class RadixTree:
         """All slots of a pool in a tier, each as often as the tree has it; int32."""
         core = self._core
         number = core.pool(pool)
-        place = _tier(tier)
+        place = place_of(tier)
         held = [(node.device, node.host)[place][number] for node in core.walk()]
         return runs.solid([run for run in held if run is not None])
 
