@@ -11,6 +11,7 @@ from hicache.engine.types import Ask
 from hicache.errors import CapacityError, ConfigError
 from hicache.units import Tier
 from tests.engine.tiny import PAGE, collect, prompt, running, settings, write_checkpoint
+from tests.server.fake_engine import wait_until
 
 A, B = Quota(device_share=0.3, host_share=0.3), Quota(device_share=0.2, host_share=0.2)
 
@@ -99,6 +100,7 @@ def test_no_request_gets_slots_that_are_promised_to_others(folder: Path, tmp_pat
         engine.set_quotas({"a": A, "b": B})
         ask(engine, "a", 50 * PAGE + 1, 1)
         ask(engine, "b", 50 * PAGE + 1, 1)
+        wait_until(lambda: engine.call(lambda core: core.cache.in_flight) == 0)
         slots = engine.call(lambda core: core.cache.room())["kv"]
         assert engine.call(try_all) == (slots - 50 - 40, True, True)
         assert held(engine, Tier.DEVICE) == {"": 0, "a": 50, "b": 40}

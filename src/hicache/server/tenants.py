@@ -121,8 +121,15 @@ def grant_to(name: str, secret: str, where: str) -> Grant:
             f"{where}: a key has {SHORTEST_KEY} to 1024 visible ASCII characters, without colons and commas"
         )
     digest = hashlib.sha256(secret.encode()).digest()
-    # No name has a colon: a key's own identity is nobody's name.
-    return Grant(digest, Tenant(name, name) if name else Tenant(f"key:{digest.hex()}", UNNAMED))
+    return Grant(digest, Tenant(name, name) if name else Tenant(_identity(secret), UNNAMED))
+
+
+def _identity(secret: str) -> str:
+    """What stands for a key without a name. Stores may show it: finding the key from it takes long for each guess.
+
+    It has a colon, so it is nobody's name.
+    """
+    return "key:" + hashlib.scrypt(secret.encode(), salt=b"hicache tenant", n=1 << 14, r=8, p=1, dklen=16).hex()
 
 
 def from_lines(text: str, where: str) -> Iterator[Grant]:
