@@ -106,6 +106,19 @@ def test_nobody_gives_way_where_that_would_not_help(model):
     close(bench)
 
 
+def test_nobody_starts_into_room_that_answers_need_soon(model):
+    clock = Steps()
+    bench = small_bench(model, clock, device_pages=20, max_running=3)
+    first = bench.add(prompt(60), 60, ignore_eos=True)
+    second = bench.add(prompt(40, 1), 60, ignore_eos=True)
+    while first.reason is None:
+        step(bench, clock)
+        assert second.tokens == [], "8 and 5 pages fit now, 12 and 9 do not"
+    bench.run()
+    assert (second.reason, bench.core.stats().preemptions) == ("length", 0)
+    close(bench)
+
+
 def test_memory_is_taken_from_the_lowest_priority(model):
     clock = Steps()
     bench = small_bench(model, clock, device_pages=30, max_running=3, priority_ageing_s=1e6)
