@@ -15,6 +15,7 @@ from hicache.controller.dispatch import Dispatcher
 from hicache.controller.fetches import Fetches
 from hicache.controller.flushes import Flush, Flushes
 from hicache.controller.labels import Labels
+from hicache.controller.lifts import Lifts
 from hicache.controller.loads import LoadBack, Loads, Waiter
 from hicache.controller.patience import Patience
 from hicache.controller.prefetch import Prefetch, Prefetches
@@ -22,6 +23,7 @@ from hicache.controller.reclaim import Reclaimer
 from hicache.controller.retractions import Retractions
 from hicache.controller.state import State
 from hicache.controller.stores import Attachment, Stores
+from hicache.controller.streams import Streams
 from hicache.coverage import Coverage
 from hicache.errors import ConfigError, StorageError
 from hicache.keys import Namespace
@@ -107,8 +109,10 @@ class HybridCacheController:
         self._backups = Backups(self._state, self._store)
         self._loads = Loads(self._state, coverages, config.page_size)
         self._stores = Stores(self._state, config.batch_pages)
+        self._streams = Streams(self._state, self._backups, self._store, lambda: self._attachment)
         self._fetches = Fetches(self._state, config.batch_pages, config.page_size, self.now)
-        self._prefetches = Prefetches(self._state, self._fetches, coverages, config.page_size, self.now)
+        lifts = Lifts(self._state, self._loads, lambda: self.writing_back)
+        self._prefetches = Prefetches(self._state, self._fetches, lifts, coverages, config.page_size, self.now)
         selective = config.write_policy == "write_through_selective"
         self._reclaimer = Reclaimer(self._state, self._backups, write_back=not selective)
         self._background = Background(self._state, self._backups, config.write_back_watermark)
@@ -181,8 +185,13 @@ class HybridCacheController:
         return self._backups.running > 0
 
     def write(self, span: Span, after: Event | None = None) -> bool:
-        """Back up, once `after` has passed, and store what a span (from page 0) holds. False: the host is full."""
+        """Back up, once `after` has passed, and store what a span (from page 0) holds.
+
+        False: the host has no room for all of it; what storage takes then goes there in pieces.
+        """
         taken = self._backups.start(span, after)
+        if not taken:
+            self._streams.add(span, after)
         self._store(span)
         return taken
 
@@ -199,7 +208,9 @@ class HybridCacheController:
         """
         if self._config.write_policy == "write_through_selective":
             pages = self._state.tree.often_used(span, self._config.write_through_hits)
-            self._backups.start(Span(span.node, 0, pages), self._computing.all())
+            part, after = Span(span.node, 0, pages), self._computing.all()
+            if not self._backups.start(part, after):
+                self._streams.add(part, after)
         self._store(span)
 
     def written(self, after: Event | None) -> Event | None:
@@ -299,8 +310,9 @@ class HybridCacheController:
         self._state.free_quarantined()
         now_s = self.now()
         self._state.tree.advance(now_s)
-        self._prefetches.expire(now_s)
+        self._prefetches.step(now_s)
         self._flushes.step()
+        self._streams.step()
         if self._config.write_policy == "write_back":
             self._background.step()
         self._close_detached()

@@ -8,13 +8,14 @@ import numpy as np
 
 from hicache.controller.dispatch import InFlight
 from hicache.controller.fetches import Fetches, FetchOp, Prefix
+from hicache.controller.lifts import Lifts
 from hicache.controller.patience import Patience, patience_s
 from hicache.controller.state import State
 from hicache.controller.stores import Attachment
 from hicache.coverage import Coverage, longest_usable
 from hicache.keys import TOKEN_BYTES
 from hicache.transfer.messages import Completion, Query
-from hicache.tree import TreeMatch
+from hicache.tree import Span, TreeMatch
 from hicache.units import HOLE, BoolArray, PoolName, Tier
 
 ATTEMPTS = 2
@@ -30,6 +31,10 @@ class Prefetch:
     patience: Patience
     ended: bool = False
     attempts: int = 0
+    refused_pages: int = 0
+    """Of what storage has of it, those for which the host has no room at the same time."""
+    lifted_pages: int = 0
+    """So many of its first pages went on to the device, to make room."""
     ops: list[FetchOp] = field(default_factory=list)
 
     @property
@@ -62,12 +67,14 @@ class Prefetches:
         self,
         state: State,
         fetches: Fetches,
+        lifts: Lifts,
         coverages: Mapping[PoolName, Coverage],
         page_size: int,
         now: Callable[[], float],
     ) -> None:
         self._state = state
         self._fetches = fetches
+        self._lifts = lifts
         self._coverages = coverages
         self._page_size = page_size
         self._now = now
@@ -92,11 +99,12 @@ class Prefetches:
         """Nobody waits for it any more. What is under way still lands in the tree."""
         self._end(ticket)
 
-    def expire(self, now_s: float) -> None:
-        """End the tickets whose deadline has passed."""
+    def step(self, now_s: float) -> None:
+        """End the tickets whose deadline has passed, and go on with those that wait for room on the device."""
         for ticket in [one for one in self._active if now_s >= one.deadline_s]:
             self._state.counters.prefetch_deadlines += 1
             self._end(ticket)
+        self._lifts.step()
 
     def end_all(self) -> None:
         """End every ticket: the cache is closing, or storage was detached."""
@@ -142,9 +150,9 @@ class Prefetches:
             offered[pool] = np.zeros(len(missing), dtype=np.bool_)
             offered[pool][missing] = state.good(pool, int(missing.sum()), completion.good)
         with state.tree.asking(ticket.prefix.namespace):
-            length = self._affordable(resident, offered)
+            length, ticket.refused_pages = self._affordable(resident, offered)
         if length <= match.usable_pages:
-            self._end(ticket)
+            self._end_short(ticket)
             return
         wanted = {pool: self._lacking(pool, pages, length)[:length] for pool, pages in resident.items()}
         if self._pays(ticket, asked.attachment, (length - match.usable_pages) * self._page_size, wanted):
@@ -185,10 +193,34 @@ class Prefetches:
         if ticket.ended:
             return
         complete = op.prefix is ticket.prefix and op.whole
-        if complete or ticket.attempts >= ATTEMPTS:
+        if complete and ticket.refused_pages:
+            self._lifts.start(partial(self._to_lift, ticket), partial(self._lifted, ticket, attachment))
+        elif complete or ticket.attempts >= ATTEMPTS:
             self._end(ticket)
         else:
             self._query(ticket, attachment)
+
+    def _end_short(self, ticket: Prefetch) -> None:
+        self._state.counters.fetch_refused_pages += ticket.refused_pages
+        self._end(ticket)
+
+    def _to_lift(self, ticket: Prefetch) -> Span | None:
+        """What has come so far. None when the ticket has ended."""
+        if ticket.ended:
+            return None
+        match = self._match(ticket.prefix)
+        return self._state.tree.span(match, 0, match.usable_pages)
+
+    def _lifted(self, ticket: Prefetch, attachment: Attachment, done: bool) -> None:
+        """Go on with what comes after it, unless nothing was won: pages of the prompt may have given way to others."""
+        if ticket.ended:
+            return
+        pages = self._match(ticket.prefix).device_pages
+        if not done or pages <= ticket.lifted_pages:
+            self._end_short(ticket)
+            return
+        ticket.lifted_pages, ticket.attempts = pages, 0
+        self._query(ticket, attachment)
 
     def _prefix(self, namespace: bytes, tokens: bytes, pages: int) -> Prefix:
         """The first `pages` pages, with the tokens after them that are part of the last one's identity."""
@@ -220,17 +252,22 @@ class Prefetches:
         lacking[required.stop :] = False
         return lacking
 
-    def _affordable(self, resident: Mapping[PoolName, BoolArray], offered: Mapping[PoolName, BoolArray]) -> int:
-        """The longest length that memory and storage can resume at and whose missing pages the host can take."""
+    def _affordable(
+        self, resident: Mapping[PoolName, BoolArray], offered: Mapping[PoolName, BoolArray]
+    ) -> tuple[int, int]:
+        """The longest length that memory and storage can resume at and whose missing pages the host can take.
+
+        And how many pages it was cut by for the latter's sake.
+        """
         state = self._state
         room = {pool: state.room(pool, Tier.HOST) for pool in resident}
-        length = min(len(pages) for pages in resident.values())
+        length, refused = min(len(pages) for pages in resident.values()), 0
         while length > 0:
             present = [(self._coverages[pool], (resident[pool] | offered[pool])[:length]) for pool in resident]
             length = longest_usable(present, self._page_size)
             over = max(int(self._lacking(pool, resident[pool], length).sum()) - room[pool] for pool in resident)
             if over <= 0:
-                return length
-            state.counters.fetch_refused_pages += over
+                return length, refused
+            refused += over
             length = max(0, length - over)
-        return 0
+        return 0, refused
