@@ -65,8 +65,13 @@ class Accounts:
         """Whose pages a namespace has, as far as that is known before it has any."""
         return self._owners.get(namespace, self.shared)
 
-    def may_lose(self, account: Account, place: int) -> int:
-        """How many of its evictable slots may go, for the sake of whoever asks."""
+    def evictable(self, place: int) -> int:
+        """How many slots may go, for the sake of whoever asks."""
+        if len(self.all) == 1:
+            return self.shared.free[place]
+        return sum([self._may_lose(account, place) for account in self.all])
+
+    def _may_lose(self, account: Account, place: int) -> int:
         over = account.over(place)
         if over is None or self.asking in (None, account):
             return account.free[place]

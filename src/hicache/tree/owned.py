@@ -31,7 +31,7 @@ class Owned:
         """How many slots `evict(..., drop_dirty=True)` could free now, for whoever asks."""
         core = self._core
         accounts, place = core.accounts, 2 * core.classes[core.pool(pool)] + place_of(tier)
-        return sum(accounts.may_lose(account, place) for account in accounts.all)
+        return accounts.evictable(place)
 
     def promise(self, slots: Mapping[str, Mapping[Tier, Mapping[PoolName, int]]]) -> None:
         """Promises slots to tenants by name: others never push them below that. Once, before anything is inserted."""
