@@ -8,6 +8,7 @@ import openai
 
 from hicache.config import Settings
 from hicache.server import build_app
+from hicache.units import Tier
 from tests.engine.tiny import PAGE, prompt, running, settings
 from tests.server.fake_engine import wait_until
 from tests.server.serving import serving
@@ -55,3 +56,35 @@ def check_outage(config: Settings, store: Engine, expected: str) -> None:
         wait_until(lambda: "store 127" not in httpx.get(f"{url}/health", timeout=60).text)
     with running(config) as engine, serving(build_app(engine)) as url:
         assert answer(url) == (expected, PAGES * PAGE)
+
+
+def check_death_and_return(config: Settings, store: Engine) -> None:
+    """A store that dies under a server is left alone and found again; requests are answered all the time."""
+    patient = config.replace(cache=config.cache.replace(storage_failures=2, storage_pause_s=0.2))
+    with running(patient) as engine, serving(build_app(engine)) as url:
+
+        def forgetful() -> tuple[str, int]:
+            """An answer for which nothing is in memory."""
+            engine.call(lambda core: [core.cache.evict(tier) for tier in (Tier.DEVICE, Tier.HOST)])
+            return answer(url)
+
+        def health() -> str:
+            told = httpx.get(f"{url}/health", timeout=60)
+            assert told.status_code == 200
+            return told.text
+
+        def paused() -> bool:
+            assert forgetful()[0] == expected
+            return "paused" in health()
+
+        def well() -> bool:
+            assert forgetful()[0] == expected
+            return '"ok"' in health()
+
+        expected, _ = answer(url)
+        store.kill()
+        wait_until(paused)
+        assert 'hicache_storage_pauses_total{side="read"}' in httpx.get(f"{url}/metrics", timeout=60).text
+        store.start()
+        wait_until(well)
+        wait_until(lambda: forgetful() == (expected, PAGES * PAGE))

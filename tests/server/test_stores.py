@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.engine.tiny import write_checkpoint
-from tests.server.stored import check_outage, check_restart, given
+from tests.server.stored import check_death_and_return, check_outage, check_restart, given
 from tests.storage.engines import ValkeyServer
 
 
@@ -27,6 +27,10 @@ def valkey(tmp_path: Path) -> Iterator[ValkeyServer]:
 def test_valkey(checkpoint: Path, tmp_path: Path, valkey: ValkeyServer):
     config = given(checkpoint, tmp_path, f"valkey://127.0.0.1:{valkey.port}/0?timeout=2")
     check_outage(config, valkey, check_restart(config))
+
+
+def test_valkey_dies_and_comes_back(checkpoint: Path, tmp_path: Path, valkey: ValkeyServer):
+    check_death_and_return(given(checkpoint, tmp_path, f"valkey://127.0.0.1:{valkey.port}/0?timeout=2"), valkey)
 
 
 @pytest.mark.full
