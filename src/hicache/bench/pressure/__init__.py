@@ -18,9 +18,54 @@ from hicache.bench.pressure.subjects import Subject, hybrid, real_model, recurre
 
 __all__ = ["compare", "run", "short_subjects"]
 
-_REAL = Load(requests=10, running=8, shortest=150, longest=300, answer=128, rounds=2, page_size=16, chunk_tokens=512)
-_RANDOM = Load(requests=16, running=8, shortest=150, longest=300, answer=32, rounds=2, page_size=8, chunk_tokens=128)
-_SHORT = Load(requests=8, running=4, shortest=24, longest=48, answer=12, rounds=1, page_size=4, chunk_tokens=32)
+_REAL = Load(
+    jobs=6,
+    shortest=300,
+    longest=600,
+    answer=16,
+    bursts=4,
+    every=16,
+    contexts=2,
+    context=384,
+    askers=3,
+    question=60,
+    reply=4,
+    rounds=2,
+    page_size=16,
+    chunk_tokens=512,
+)
+_RANDOM = Load(
+    jobs=6,
+    shortest=100,
+    longest=200,
+    answer=8,
+    bursts=4,
+    every=8,
+    contexts=2,
+    context=128,
+    askers=3,
+    question=20,
+    reply=3,
+    rounds=2,
+    page_size=8,
+    chunk_tokens=128,
+)
+_SHORT = Load(
+    jobs=6,
+    shortest=24,
+    longest=48,
+    answer=8,
+    bursts=3,
+    every=8,
+    contexts=2,
+    context=32,
+    askers=2,
+    question=6,
+    reply=3,
+    rounds=1,
+    page_size=4,
+    chunk_tokens=32,
+)
 
 
 def run(short: bool, as_json: bool) -> int:

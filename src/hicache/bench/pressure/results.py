@@ -1,12 +1,12 @@
 """What the runs say, as frozen values: medians per setting, ratios within a round, and what was never seen."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import median, median_low
 from typing import Any
 
 from hicache.bench.pressure.measure import Run
-from hicache.bench.pressure.plan import BACKUP, DROP, ENOUGH, RECOMPUTE, Load, Setting
+from hicache.bench.pressure.plan import BACKUP, COPIES, DROP, ENOUGH, RECOMPUTE, Load, Setting
 from hicache.pools import PoolCounts
 from hicache.units import PoolName, Tier
 
@@ -87,10 +87,7 @@ class Result:
         return {
             "model": self.model,
             "requests": load.requests,
-            "running": load.running,
-            "prompt_tokens": [load.shortest, load.longest],
-            "answer_tokens": load.answer,
-            "rounds": load.rounds,
+            "load": asdict(load),
             "outputs_identical": all(row.identical for row in self.rows),
             "backup_over": dict(self.ratios),
             "backup_over_by_cpu_time": dict(self.cpu_ratios),
@@ -124,7 +121,7 @@ def summarize(
 def _ratios(rounds: Sequence[Sequence[Run]], cost: Callable[[Run], float]) -> dict[str, float]:
     """The cost in other settings over that with backup: median over the rounds."""
     found = {}
-    for name in (RECOMPUTE, DROP, ENOUGH):
+    for name in (RECOMPUTE, COPIES, DROP, ENOUGH):
         each = []
         for runs in rounds:
             costs = {run.setting.name: cost(run) for run in runs}

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from hicache.bench.pressure.plan import Load, Setting
 from hicache.builder import ModelDescription
@@ -31,7 +32,6 @@ class Subject:
     folder: Path
     draft: str | None
     load: Load
-    write_policy: str
     threads: int | None
     cache_folder: Path
 
@@ -63,7 +63,7 @@ class Subject:
                 page_size=load.page_size,
                 checkpoint_share=share,
                 storage_url="memory:" if setting.host == "little" else None,
-                write_policy="write_through_selective" if setting.host == "none" else self.write_policy,
+                write_policy=_write_policy(setting),
                 write_through_hits=1 << 30,
                 write_back_watermark=1.0,
             ),
@@ -71,7 +71,7 @@ class Subject:
                 model=str(self.folder),
                 cache_folder=self.cache_folder,
                 max_running=load.running,
-                max_model_len=load.longest + load.answer,
+                max_model_len=load.longest_request,
                 chunk_tokens=load.chunk_tokens,
                 snapshot_interval=_SNAPSHOT_PAGES * load.page_size,
                 preemption=setting.preemption,
@@ -96,11 +96,17 @@ class Subject:
         return room + RESERVED_SLOTS * description.slot_bytes, int(host_size), share
 
 
+def _write_policy(setting: Setting) -> Literal["write_through", "write_through_selective", "write_back"]:
+    if setting.host == "none":
+        return "write_through_selective"
+    return "write_through" if setting.copied == "when computed" else "write_back"
+
+
 def real_model(load: Load) -> Subject:
     """SmolLM2, fetched if it is not there. It keeps keys and values only."""
     cache_folder = ServeConfig().cache_folder
     folder = find_model(DEFAULT_MODEL, cache_folder)
-    return Subject("SmolLM2-135M-Instruct", folder, None, load, "write_through", None, cache_folder)
+    return Subject("SmolLM2-135M-Instruct", folder, None, load, None, cache_folder)
 
 
 def hybrid(folder: Path, load: Load, threads: int | None, size: int) -> Subject:
@@ -115,11 +121,11 @@ def hybrid(folder: Path, load: Load, threads: int | None, size: int) -> Subject:
         "layer_types": [_FULL, _LINEAR, _LINEAR, _LINEAR] * size,
     }
     model = write_tiny("qwen3_next", folder / "hybrid", changes=changes)
-    return Subject("qwen3_next, random", model, "first-layers:1", load, "write_back", threads, folder)
+    return Subject("qwen3_next, random", model, "first-layers:1", load, threads, folder)
 
 
 def recurrent(folder: Path, load: Load, threads: int | None, size: int) -> Subject:
     """A random Mamba-2 model without any attention; a random llama drafts for it, in a pool of its own."""
     model = write_tiny("mamba2", folder / "recurrent", changes={"num_hidden_layers": 4 * size})
     draft = write_tiny("llama", folder / "draft", changes={"num_hidden_layers": 1})
-    return Subject("mamba2, random", model, str(draft), load, "write_back", threads, folder)
+    return Subject("mamba2, random", model, str(draft), load, threads, folder)
