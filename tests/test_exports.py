@@ -24,6 +24,7 @@ EXPORTED = [
     "Full",
     "HostPoolGroup",
     "HybridCacheController",
+    "Imported",
     "InUseError",
     "InvariantError",
     "Namespace",

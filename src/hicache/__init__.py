@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from hicache.builder import maybe_register_hicache_draft as maybe_register_hicache_draft
     from hicache.cache import Cache as Cache
     from hicache.cache import Flushed as Flushed
+    from hicache.cache import Imported as Imported
     from hicache.cache import Quota as Quota
     from hicache.cache import Retracted as Retracted
     from hicache.cache import SidecarPoolSpec as SidecarPoolSpec
@@ -46,6 +47,7 @@ else:
         "maybe_register_hicache_draft": "hicache.builder",
         "Cache": "hicache.cache",
         "Flushed": "hicache.cache",
+        "Imported": "hicache.cache",
         "Quota": "hicache.cache",
         "Retracted": "hicache.cache",
         "SidecarPoolSpec": "hicache.cache",

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from hicache.cli.main import main
+from hicache.storage.description import Description
 from hicache.storage.file import FileBackend
 from tests.world import THREE_POOLS, World, tokens
 
@@ -44,6 +45,14 @@ def test_a_cold_store(url: str, capsys: pytest.CaptureFixture[str]):
     removed = run(capsys, "rm", url, row["namespace"][:8], "--yes")
     assert removed["left_pages"] == 0 < removed["removed_pages"]
     assert run(capsys, "ls", url)["namespaces"] == []
+
+
+def test_only_pools_that_need_every_page_are_called_whole(url: str):
+    store = FileBackend(url.removeprefix("file:"))
+    [text] = store.descriptions().values()
+    what = Description.parse(text)
+    assert what is not None and [pool.whole for pool in what.pools] == [True, False, False]
+    store.close()
 
 
 def test_for_people(url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):

@@ -102,11 +102,11 @@ def test_pages_that_nothing_leads_to_go_once_they_have_rested(backend: FileBacke
     store = PageStore(backend)
     kv, swa, other = sample_chain(6), sample_chain(6, pool="swa"), sample_chain(4, chain="b")
     store.describe(SAMPLE_NAMESPACE, text(("kv", True), ("swa", False)))
-    store_pages(store, [*kv, *swa[3:], *other, *sample_chain(3, namespace=OTHER)])
+    store_pages(store, [*kv, *swa[2:], *other, *sample_chain(3, namespace=OTHER)])
     store.delete([kv[2], *sample_chain(1, namespace=OTHER)])
     assert tidy(backend, None, time.time_ns()).unreachable.pages == 0
     done = tidy(backend, None, time.time_ns() + LATER_NS)
-    assert done.unreachable.pages == 3 + 3
+    assert done.unreachable.pages == 3 + 4
     assert backend.contains(kv).tolist() == [True, True] + [False] * 4
     assert not backend.contains(swa).any() and backend.contains(other).all()
     assert backend.contains(sample_chain(3, namespace=OTHER)).tolist() == [False, True, True], "nobody says how it is"

@@ -2,6 +2,7 @@
 
 from hicache.cache.load import Load
 from hicache.cache.match import Match
+from hicache.cache.prefixes import Export, Imported
 from hicache.cache.quotas import Quota
 from hicache.cache.registration import SidecarPoolSpec
 from hicache.cache.retraction import Retracted
@@ -14,8 +15,10 @@ Cache = UnifiedRadixCache
 __all__ = [
     "Cache",
     "CacheStats",
+    "Export",
     "Flush",
     "Flushed",
+    "Imported",
     "Load",
     "Match",
     "PoolStats",

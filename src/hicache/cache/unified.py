@@ -8,10 +8,10 @@ from hicache.cache.load import Load
 from hicache.cache.loading import load_of, return_of
 from hicache.cache.match import Match
 from hicache.cache.namespaces import require_fitting
+from hicache.cache.portable import Portable
 from hicache.cache.registration import SidecarPoolSpec, prepare, require_no_requests
 from hicache.cache.retraction import Retracted, restore, retract
 from hicache.cache.tokens import Tokens, token_bytes
-from hicache.cache.upkeep import Upkeep
 from hicache.controller import HybridCacheController, LoadBack, Patience, Prefetch, PrefetchPolicy
 from hicache.errors import ConfigError
 from hicache.keys import TOKEN_BYTES, Namespace
@@ -24,7 +24,7 @@ LOAD_ATTEMPTS = 2
 """A load that came short is planned once more for the best remaining length; then the hit is what is on the device."""
 
 
-class UnifiedRadixCache(Upkeep):
+class UnifiedRadixCache(Portable):
     """One radix tree and one group of pools on device, host and storage. Built by `build_kv_cache`.
 
     Every method belongs to one thread, the owner's (the engine's scheduler). Tokens may be little-endian uint32

@@ -213,6 +213,10 @@ class HybridCacheController:
                 self._streams.add(part, after)
         self._store(span)
 
+    def imported(self, span: Span) -> None:
+        """Pages of a span (from page 0) came from elsewhere into host memory: storage is offered what it lacks."""
+        self._store(span)
+
     def written(self, after: Event | None) -> Event | None:
         """What a copy of any page waits for, besides `after`; None if nothing."""
         pending = [event for event in (self._computing.all(), after) if event is not None]
