@@ -9,11 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 
-from hicache.cache import CacheStats, Flush, Flushed, Quota
+from hicache.cache import CacheStats, Flush, Flushed, Imported, Quota
+from hicache.cache.tokens import Tokens
 from hicache.engine import operations
 from hicache.engine.core import EngineCore
 from hicache.engine.model import Tokenizer
@@ -246,6 +248,22 @@ class Engine:
     def switch_storage(self, url: str, size: str | int | None = None) -> None:
         """Use another store from now on. Raises as `attach_storage`, and then goes on with the one it has."""
         operations.switch(self, url, size)
+
+    def export_prefix(
+        self, tokens: Tokens, path: str | Path, salt: str = "", *, tenant: str = "", timeout_s: float = FLUSH_TIMEOUT_S
+    ) -> int:
+        """Write what is cached of a prompt's full pages to one safetensors file (0600); returns how many pages.
+
+        Raises CapacityError if nothing of it can be resumed, StorageError if the file can't be written.
+        """
+        return operations.export_prefix(self, tokens, self.info.namespace.with_tenant(tenant, salt), path, timeout_s)
+
+    def import_prefix(self, path: str | Path, salt: str = "", *, tenant: str = "") -> Imported:
+        """Take an exported prefix into host memory, as far as there is room, and offer it to the store.
+
+        StorageError for a damaged file, ConfigError for a foreign one; both say why, and nothing was taken.
+        """
+        return operations.import_prefix(self, path, self.info.namespace.with_tenant(tenant, salt))
 
     def audit(self) -> operations.Audit:
         """Check between two steps that every slot has one owner. An InvariantError is raised, and stops the engine."""

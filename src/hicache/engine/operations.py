@@ -3,13 +3,16 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol, TypeVar
 
-from hicache.cache import CacheStats, Flush, Flushed, UnifiedRadixCache
+from hicache.cache import CacheStats, Flush, Flushed, Imported, UnifiedRadixCache
+from hicache.cache.tokens import Tokens
 from hicache.engine.core import EngineCore
 from hicache.errors import InUseError, StorageError
 from hicache.keys import Namespace
 from hicache.storage import PageStore, open_store
+from hicache.storage.prefix_file import read_prefix, write_prefix
 
 T = TypeVar("T")
 
@@ -82,6 +85,23 @@ def detach(caller: Caller) -> None:
 def switch(caller: Caller, url: str, size: str | int | None) -> None:
     """Opens a store and uses it in place of the one that is attached, if any; on an error, that one stays."""
     _use(caller, url, size, _switch)
+
+
+def export_prefix(caller: Caller, tokens: Tokens, namespace: Namespace, path: str | Path, timeout_s: float) -> int:
+    """`cache.export_prefix` beside running requests; after `timeout_s` seconds, of what has come by then."""
+    export = caller.call(lambda core: core.cache.begin_export(tokens, namespace))
+    deadline = time.monotonic() + timeout_s
+    while not caller.call(lambda core: core.cache.export_ready(export)) and time.monotonic() < deadline:
+        time.sleep(_LOOK_S)
+    content = caller.call(lambda core: core.cache.finish_export(export))
+    write_prefix(Path(path), content)
+    return content.pages
+
+
+def import_prefix(caller: Caller, path: str | Path, namespace: Namespace) -> Imported:
+    """`cache.import_prefix` beside running requests: the file is read and checked on the caller's thread."""
+    content = read_prefix(Path(path))
+    return caller.call(lambda core: core.cache.take_prefix(content, namespace))
 
 
 def audit(caller: Caller) -> Audit:
