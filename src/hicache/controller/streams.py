@@ -1,4 +1,4 @@
-"""What a small host can't take at once goes through it to storage, piece by piece, root first."""
+"""What a host smaller than the device can't take at once goes through it to storage, piece by piece, root first."""
 
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -47,10 +47,12 @@ class Streams:
         self._store = store
         self._attachment = attachment
         self._waiting: deque[_Stream] = deque(maxlen=MOST_STREAMS)
+        anchor = state.group.anchor_entry
+        self._small_host = anchor.host_pool.slots < anchor.device_pool.slots
 
     def add(self, span: Span, after: Event | None) -> None:
         """A span (from page 0), computed once `after` has passed, that the host has no room for."""
-        if self._attachment() is None:
+        if self._attachment() is None or not self._small_host:
             return
         known = next((stream for stream in self._waiting if stream.span.node is span.node), None)
         if known is None:
