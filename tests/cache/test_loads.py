@@ -295,6 +295,20 @@ def test_loaded_pages_that_somebody_computed_meanwhile_are_freed_once_all_who_ra
     ends(world, hand, third)
 
 
+def test_loaded_pages_that_somebody_computed_meanwhile_are_free_at_once_where_nothing_can_run_on_them():
+    world, hand = on_host()
+    one, other = (world.cache.match_prefix(PROMPT, world.namespace) for _ in range(2))
+    load = world.cache.load_back(one)
+    computes(world, other)
+    taken = len(world.cache.taken_slots("kv", Tier.DEVICE))
+    hand.run(Load)
+    assert load.result() == 6 * PAGE
+    assert len(world.cache.taken_slots("kv", Tier.DEVICE)) == taken - 6, "nobody was told of the slots it loaded to"
+    world.cache.audit()
+    world.cache.release(one)
+    ends(world, hand, other)
+
+
 def test_a_device_without_room_is_asked_again_once_pages_are_written_back():
     world, hand = _full_of_dirty_pages()
     match = world.cache.match_prefix(PROMPT, world.namespace)

@@ -54,6 +54,7 @@ class Account:
         self._shared: Shared | None = None
         self._away = False
         self._hits = Hits(state, page_size, lookup.prefetch)
+        self._told: frozenset[PoolName] = frozenset()
         self.loads_begun = 0
         self.namespace = lookup.namespace
         self.root = lookup.namespace.fingerprint
@@ -115,6 +116,7 @@ class Account:
         """
         self.require_here()
         name = pool if pool is not None else self._state.group.anchor_entry.name
+        self._told |= {name}
         run = self._state.slots(self._span, name, Tier.DEVICE)
         if self._load is not None:
             run = np.where(run == HOLE, self._load.runs[name], run)

@@ -51,6 +51,7 @@ class Match(Account):
         self.loads_begun += 1
         self._short = self._torn = False
         self._load = load
+        self._told = frozenset()
         self._span = span
         self._retire_snapshots()
         self._unsettled = len(load.ops)
@@ -59,9 +60,15 @@ class Match(Account):
             self._finish_load()
 
     def load_settled(self, duplicates: Retired, whole: bool) -> None:
-        """A load it waits for has settled. Unless all of it came, what was run on it is void."""
+        """A load it waits for has settled. Unless all of it came, what was run on it is void.
+
+        Duplicates stay as long as something may run on them: not when it was never told of their slots.
+        """
         self._torn = self._torn or not whole
-        self._retired.append(duplicates)
+        if self._told.isdisjoint(duplicates.slots):
+            self._state.give_back((), [duplicates], None)
+        else:
+            self._retired.append(duplicates)
         self._one_settled()
 
     def _one_settled(self) -> None:

@@ -57,7 +57,7 @@ class Sequence:
         self._drafter = drafter
         self.trail = Trail()
         self._stops: tuple[int, ...] = ()
-        self._state: StateSlots | None = None
+        self._resumes = False
         self._snapshot: tuple[int, StateSlots] | None = None
         self._kept: int | None = None
         self._load: Load | None = None
@@ -176,7 +176,7 @@ class Sequence:
             known if drafts is None else np.concatenate((known, drafts)),
             self.computed,
             {pool: self._match.slots(pool) for pool in routes.token_pools},
-            state_from=None if self.computed == 0 else self._state or live,
+            state_from=self._snapshot_here() if self._resumes else live if self.computed else None,
             state_to=None if guessed else live,
             logit_rows=1 + guessed,
         )
@@ -216,9 +216,6 @@ class Sequence:
             return False
         self._settled = True
         self._retracted = None
-        if self._state is not None:
-            # Another load may have brought the same snapshot first, to another slot.
-            self._state = self._snapshot_at(self.computed)
         self.request.use_cache(self._match.cached_tokens)
         return True
 
@@ -229,7 +226,7 @@ class Sequence:
     def advance(self, tokens: int) -> None:
         """`tokens` more have been computed: where a snapshot was wanted there, it is taken."""
         self.computed += tokens
-        self._state = None
+        self._resumes = False
         if self._snapshot is not None and self._snapshot[0] == self.computed:
             self._take_snapshot(self._snapshot[1])
             self._snapshot = None
@@ -273,8 +270,6 @@ class Sequence:
         if self._load is None:
             return False
         self._settled = False
-        if self._state is not None and not self._match.is_lost:
-            self._state = self._snapshot_at(self.computed)
         return True
 
     def give_up_drafts(self) -> bool:
@@ -309,14 +304,12 @@ class Sequence:
             self._match = self._cache.insert(self._match, tokens, checkpoints=snapshots)
 
     def _resume(self, tokens: int) -> None:
-        """Go on from `tokens` tokens that are, or are being, loaded: with the snapshot that was taken there."""
+        """Go on from `tokens` tokens that are, or are being, loaded: the next step starts with the snapshot there."""
         page = self._cache.page_size
         self.computed = tokens
         self._snapshot = self._kept = None
-        self._state = None
+        self._resumes = tokens > 0
         self.trail = Trail(tokens)
-        if tokens:
-            self._state = self._snapshot_at(tokens)
         if self._recurrent and self.request.cache.write:
             self._stops = boundaries(page, tokens, self.request.length, self._interval, self._shared)
 
@@ -326,9 +319,9 @@ class Sequence:
         self._cache.release(self._match)
         self._match = match_for(self._cache, self.request)
 
-    def _snapshot_at(self, tokens: int) -> StateSlots | None:
-        """Where the recurrent state after `tokens` tokens was kept; None for a model without."""
-        page = tokens // self._cache.page_size - 1
+    def _snapshot_here(self) -> StateSlots | None:
+        """Where the recurrent state after what is computed was kept; None for a model without."""
+        page = self.computed // self._cache.page_size - 1
         return {pool: int(self._match.slots(pool)[page]) for pool in self._executor.routes.state_pools} or None
 
     def _wants_snapshot(self, stop: int) -> bool:
