@@ -186,6 +186,20 @@ def test_what_ran_on_a_load_that_failed_is_void_though_somebody_computed_the_sam
     ends(world, hand, match, other)
 
 
+def test_what_others_lost_of_a_prompt_before_it_is_loaded_is_computed():
+    world, hand = on_host()
+    shorter = world.cache.match_prefix(PROMPT[: 4 * 3 * PAGE + 4], world.namespace)
+    one, other = (world.cache.match_prefix(PROMPT, world.namespace) for _ in range(2))
+    load = world.cache.load_back(other)
+    hand.run(Load, bad={"kv": [3, 4, 5]})
+    assert load.result() == 3 * PAGE
+    world.cache.release(other)
+    again = world.cache.load_back(one)
+    assert again.tokens == again.result() == 3 * PAGE
+    computes(world, one)
+    ends(world, hand, one, shorter)
+
+
 def test_after_two_loads_the_hit_is_what_the_device_has():
     world, hand = on_host()
     match = world.cache.match_prefix(PROMPT, world.namespace)

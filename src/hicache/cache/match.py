@@ -227,8 +227,9 @@ class Match(Account):
         What the loads find on the device, or bring, stays there: the request runs on it before all has come.
         """
         found = self._state.tree.match(self.root, self.tokens, pages)
+        stays = self._state.tree.pin(found, Pin.HERE, found.usable_pages)
         usable = self._pin(found)
-        self._receipts.append(self._state.tree.pin(found, Pin.HERE, found.usable_pages))
+        self._receipts.append(stays)
         return usable
 
     def _pin(self, found: TreeMatch) -> Span:

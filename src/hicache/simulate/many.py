@@ -4,6 +4,7 @@ import logging
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import get_context
 
@@ -29,12 +30,23 @@ class Outcome:
 
 
 def run_seed(seed: int, steps: int) -> Outcome:
-    """One seed. Failed transfers are expected: nothing is logged."""
-    logging.getLogger("hicache").setLevel(logging.CRITICAL)
+    """One seed. Failed transfers are expected: nothing is logged meanwhile."""
+    with _silence():
+        try:
+            return Outcome(seed, run_scenario(draw(seed, steps)))
+        except RunError as error:
+            return Outcome(seed, failure=str(error), rule=error.rule, step=error.step, digest=error.digest)
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    log = logging.getLogger("hicache")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
     try:
-        return Outcome(seed, run_scenario(draw(seed, steps)))
-    except RunError as error:
-        return Outcome(seed, failure=str(error), rule=error.rule, step=error.step, digest=error.digest)
+        yield
+    finally:
+        log.setLevel(level)
 
 
 def run_seeds(seeds: Sequence[int], steps: int, processes: int | None = None) -> Iterator[Outcome]:
