@@ -1,11 +1,13 @@
 """A draft model's state goes where its target's goes: the same guesses after a device, host and storage hit."""
 
+import threading
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from hicache.builder import describe_model
+from hicache.device.torch import TorchDevicePool
 from hicache.engine.checkpoint import open_checkpoint
 from hicache.engine.drafts import DraftPlan, DraftSettings, FirstLayers, plan_draft
 from hicache.engine.executor import Executor
@@ -141,9 +143,22 @@ def test_an_answer_that_ends_where_a_page_does_leaves_that_page():
 
 
 @pytest.mark.parametrize(("retract", "left"), [(False, 3), (True, 2)])
-def test_nothing_is_guessed_from_what_has_not_arrived(retract, left):
+def test_nothing_is_guessed_from_what_has_not_arrived(retract, left, monkeypatch):
     """A request that gave way resumes at its last token: its pages are still loading when the step is planned."""
-    bench, ids = drafted("llama", 4), prompt(19)
+    planned = threading.Event()
+
+    class Late(TorchDevicePool):
+        def load_layer(self, *args) -> None:
+            assert planned.wait(30)
+            super().load_layer(*args)
+
+    bench, ids = drafted("llama", 4, pool=Late.page_first), prompt(19)
+    run = bench.executor.run
+
+    def arrive_and_run(*args):
+        planned.set()
+        return run(*args)
+
     bench.core.preemption._options = replace(OPTIONS, retract=retract)
     asked = bench.add(ids, 30, ignore_eos=True)
     (sequence,) = steps_until(bench, computed=24)
@@ -152,7 +167,9 @@ def test_nothing_is_guessed_from_what_has_not_arrived(retract, left):
         bench.cache.poll()
     assert bench.cache.evict(Tier.DEVICE) == left
     guessed = len(bench.drafter.guesses)
+    monkeypatch.setattr(bench.executor, "run", arrive_and_run)
     bench.core.step()
+    assert planned.is_set()
     (sequence,) = bench.core.lineup.running
     assert (sequence.computed, len(bench.drafter.guesses)) == (25, guessed)
     bench.run()
