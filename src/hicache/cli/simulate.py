@@ -100,8 +100,11 @@ def _many(seeds: range, steps: int, as_json: bool) -> int:
             continue
         report = outcome.report
         totals["requests"] += sum(report.requests.values())
-        for name in ("steps", "retractions", "void_steps", "faults", "lost"):
-            totals[name] += getattr(report, name)
+        totals["steps"] += report.steps
+        totals["retractions"] += report.retractions
+        totals["void_steps"] += report.void_steps
+        totals["faults"] += report.faults
+        totals["lost"] += report.lost
         if not as_json:
             print(f"seed {outcome.seed}: {report.digest}", flush=True)
     print(_summary(totals, broken, steps, as_json))
