@@ -68,7 +68,7 @@ def forgets_a_pool_when_it_rolls_back(patch: pytest.MonkeyPatch) -> None:
 
 def resumes_from_a_stale_state(patch: pytest.MonkeyPatch) -> None:
     """A request that comes back reads its recurrent state from where it was when it left."""
-    retract, restore = Sequence.retract, Sequence.restore
+    retract, segment = Sequence.retract, Sequence.segment
     left: dict[int, Mapping[str, int]] = {}
 
     def remembering(self):
@@ -78,14 +78,13 @@ def resumes_from_a_stale_state(patch: pytest.MonkeyPatch) -> None:
             left[id(self)] = dict(slots)
         return gone
 
-    def stale(self):
-        came = restore(self)
-        if came and id(self) in left and self._state is None:
-            self._state = left[id(self)]
-        return came
+    def stale(self, *args):
+        next_part = segment(self, *args)
+        slots = left.pop(id(self), None)
+        return next_part if slots is None or self._resumes else replace(next_part, state_from=slots)
 
     patch.setattr(Sequence, "retract", remembering)
-    patch.setattr(Sequence, "restore", stale)
+    patch.setattr(Sequence, "segment", stale)
 
 
 def mixes_tenants(patch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,7 @@ from hicache.testing.faults import Fault, FaultyBackend, seeded_faults
 from hicache.units import Tier
 
 PATIENCE_STEPS = 2_000
-"""Steps in which no request gets a token or ends, while there is work: a hang."""
+"""Steps in which no request gets a token or ends though there is work, and none may still wait for storage: a hang."""
 
 END_STEPS = 40_000
 """Steps that the requests may still take when no more come: a hang, or a request that starves."""
@@ -62,6 +62,8 @@ class World:
         self._tenants = Tenants()
         self._requests = Requests(scenario.workload, scenario.seed, self._page_size)
         self._fruitless = 0
+        self._patience_s = CacheConfig(**scenario.settings).prefetch_timeout_s
+        self._patient_until_s = self._patience_s
         self._build()
 
     @property
@@ -151,7 +153,7 @@ class World:
         self._fruitless += 1
         if not self.core.step():
             self._idle()
-        if self._fruitless > PATIENCE_STEPS and self.core.has_work:
+        if self._fruitless > PATIENCE_STEPS and self.clock.now_s > self._patient_until_s and self.core.has_work:
             raise RuleError("progress", f"no request got on for {PATIENCE_STEPS} steps: {self.core.stats()}")
         if self.scenario.checked:
             self._turns.check_step(self._open.values(), quiet=self.cache.in_flight == 0)
@@ -219,6 +221,7 @@ class World:
         one = Asked(len(self.asked), known, draft.salt, self.clock.now_s, abort_s, draft.priority)
         self.asked.append(one)
         self._open[one.id] = one
+        self._patient_until_s = self.clock.now_s + self._patience_s
         tokens = f"{len(draft.prompt)} tokens and {draft.answer_tokens}"
         self.journal.note(f"request {one.id} of {tokens} for {draft.salt}, priority {draft.priority}")
         request = Request(
@@ -237,6 +240,7 @@ class World:
 
     def _emit(self, one: Asked, chunk: Chunk) -> None:
         self._fruitless = 0
+        self._patient_until_s = self.clock.now_s + self._patience_s
         self.journal.note(f"chunk {one.id} {chunk.token_ids} {chunk.finish_reason}")
         check_chunk(one, chunk)
         one.chunks.append(chunk)
