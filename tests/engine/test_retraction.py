@@ -94,15 +94,17 @@ def test_a_snapshot_that_was_to_be_taken_when_a_request_gave_way_is_taken_later(
 def test_a_request_that_gives_way_before_its_first_step_goes_on_from_the_snapshot_wherever_that_is_then():
     bench = family_bench("qwen3_next")
     expected = bench.ask(prompt(40), 20, ignore_eos=True).tokens
+    cached = bench.cache.match_prefix(np.array(prompt(40), np.uint32), bench.namespace)
+    left = int(cached.slots("state")[32 // PAGE - 1])
+    bench.cache.release(cached)
     answer = planned(bench, prompt(40))
-    left = bench.core.lineup.away[0]._state
     bench.settle_transfers()
     bench.cache.evict(Tier.DEVICE)
     others = bench.cache.match_prefix(np.array(prompt(16, 5), np.uint32), bench.namespace.with_salt("other"))
     assert bench.cache.allocate(others, 16, checkpoint=True) is not None
-    bench.executor.pools["state"].zero(DeviceSlots(np.array([left["state"]], np.int32)))
+    bench.executor.pools["state"].zero(DeviceSlots(np.array([left], np.int32)))
     bench.core.step()
-    assert bench.core.lineup.running[0]._match.slots("state")[32 // PAGE - 1] != left["state"]
+    assert bench.core.lineup.running[0]._match.slots("state")[32 // PAGE - 1] != left
     bench.run()
     assert answer.tokens == expected
     bench.cache.release(others)
@@ -118,7 +120,7 @@ def test_a_request_that_is_lost_before_its_first_step_begins_again():
     bench.settle_transfers()
     transfers.rates = FaultRates(start=1.0, fail=1.0)
     answer = planned(bench, prompt(40))
-    assert bench.core.lineup.away[0]._state is not None
+    assert bench.core.lineup.away[0]._resumes
     bench.run()
     assert bench.cache.stats().counters["retraction_lost"] == 1
     assert answer.tokens == expected
