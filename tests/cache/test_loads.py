@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
+from hicache.cache import Load as CacheLoad
 from hicache.cache import Match
 from hicache.errors import InvariantError
 from hicache.testing.streams import VirtualEvent
-from hicache.transfer import Backup, Load
+from hicache.transfer import Backup, LayerProgress, Load
 from hicache.units import HOLE, Tier
 from tests.hand import HandExecutor
 from tests.world import MODELS, PAGE, THREE_POOLS, World, tokens
@@ -244,6 +245,17 @@ def test_a_load_that_takes_too_long_is_given_up(joined):
         assert second.result() == 6 * PAGE
         world.check(other)
     ends(world, hand, match, other)
+
+
+def test_a_load_that_hangs_is_waited_for_once_and_not_for_every_layer(monkeypatch):
+    waited = []
+    monkeypatch.setattr(LayerProgress, "wait", lambda self, layer, timeout_s: waited.append(timeout_s))
+    monkeypatch.setattr(LayerProgress, "wait_end", lambda self, timeout_s: waited.append(timeout_s))
+    load = CacheLoad(PAGE, [LayerProgress(3), LayerProgress(3)], 30.0, lambda: 0)
+    for layer in range(3):
+        load.wait(layer)
+    assert load.result() == 0
+    assert waited == [30.0] + [0.0] * 7
 
 
 @pytest.mark.parametrize("model", sorted(MODELS))

@@ -11,7 +11,7 @@ from hicache.engine.model import CausalModel
 from hicache.engine.work import CoreOptions
 from hicache.storage.memory import MemoryBackend
 from hicache.testing.families import build_tiny
-from hicache.transfer import Backup, Fetch, Load, Query, Store
+from hicache.transfer import Backup, Fetch, Load, Message, Query, Store
 from hicache.units import Tier
 from tests.engine.bench import MODEL, Answer, Bench
 from tests.engine.tiny import PAGE, prompt
@@ -29,11 +29,22 @@ class Clock:
         return self.now_s
 
 
+class Transfers(HandExecutor):
+    """By hand, until loads come `at_once`: who waits for a layer then has it."""
+
+    at_once = False
+
+    def submit(self, message: Message) -> None:
+        super().submit(message)
+        if self.at_once:
+            self.run(Load)
+
+
 class Hand:
     """A bench whose loads run when the test says so; everything else at once."""
 
     def __init__(self, model: Any, **options: Any) -> None:
-        self.transfers, self.clock = HandExecutor(), Clock()
+        self.transfers, self.clock = Transfers(), Clock()
         pages = options.pop("device_pages", 200)
         description = options.pop("description", MODEL)
         limits = CoreOptions(**{"max_running": 3, "chunk_tokens": 256, **options})
@@ -65,6 +76,7 @@ class Hand:
 
     def finish(self) -> Mapping[str, int]:
         """To the end. What the cache has counted."""
+        self.transfers.at_once = True
         while self.bench.core.has_work or self.bench.core.transfers_in_flight:
             self.transfers.run()
             self.bench.core.step()

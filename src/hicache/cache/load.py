@@ -33,16 +33,20 @@ class Load:
         """Block until model layer `layer` of every page has arrived, or the load has ended. Before each layer.
 
         A load that fails or takes too long does not fail here: `result` comes out short, also when what was late
-        arrives after all.
+        arrives after all. After one layer that was too late no other is waited for.
         """
         for progress in self._progress:
-            if not progress.wait(layer, self.timeout_s):
+            if not progress.wait(layer, self._patience_s):
                 progress.ran_ahead = self._ran_ahead = True
 
     def wait_end(self) -> None:
         """Block until the load has ended on this rank, or takes too long."""
         for progress in self._progress:
-            progress.wait_end(self.timeout_s)
+            progress.wait_end(self._patience_s)
+
+    @property
+    def _patience_s(self) -> float:
+        return 0.0 if self._ran_ahead else self.timeout_s
 
     def result(self) -> int:
         """Block until the load has ended; the tokens that are really there, `tokens` if all went well.
